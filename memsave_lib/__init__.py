@@ -1,0 +1,54 @@
+"""memsave_lib: where the memory of training a transformer goes, and how to trade it for time.
+
+The public names below are loaded on first use, so that ``import memsave_lib`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_ROOM_OF = {
+    **dict.fromkeys(("TransformerBlock", "BlockStack", "gpt2", "llama", "find_blocks"), "models"),
+    **dict.fromkeys(
+        (
+            "Plan",
+            "Strategy",
+            "KeepAll",
+            "FullCheckpoint",
+            "Selective",
+            "SelectiveOps",
+            "Chunked",
+            "Recursive",
+        ),
+        "strategies",
+    ),
+    **dict.fromkeys(("apply", "run", "is_recomputing"), "runner"),
+    **dict.fromkeys(("MemoryMeter", "Trace"), "meter"),
+    **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "compare"),
+}
+_ROOMS = (
+    "models",
+    "strategies",
+    "runner",
+    "flops",
+    "meter",
+    "formulas",
+    "compare",
+    "plots",
+    "labs",
+    "course",
+)
+
+__all__ = sorted((*_ROOM_OF, *_ROOMS))
+
+
+def __getattr__(name: str) -> object:
+    if name in _ROOM_OF:
+        return getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
