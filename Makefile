@@ -1,0 +1,86 @@
+# The commands of the course. Each makes its own .venv when there is none, and brings it up to date when a
+# requirement file has changed. Run them from this folder, or with `make -C FOLDER`.
+#
+#   make lab          open the course in JupyterLab
+#   make run          execute every notebook into build/, with one progress bar
+#   make test         everything that CI checks, fast failures first
+#   make notebooks    rebuild the notebooks from notebooks/src (ARGS="01 03" for some, ARGS=--check to compare only)
+#   make bench        the costs of the library as ratios
+#   make screenshots  pictures of the notebooks in a browser, light and dark (NOTEBOOK="notebooks/01_activations.ipynb")
+
+PYTHON ?= python3
+VENV ?= .venv
+# Empty: the newest versions that the requirement files allow.
+CONSTRAINTS ?= constraints.txt
+# Passed on to the program that a target starts.
+ARGS ?=
+NOTEBOOK ?=
+
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+INSTALLED := $(VENV)/installed
+INSTALLED_DEV := $(VENV)/installed-dev
+
+export PYTHONHASHSEED := 0
+# Two processes with one thread each: the suites are many small steps, which threads cannot speed up.
+PARALLEL := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+COMMITTED := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
+
+.NOTPARALLEL:
+.PHONY: help lab run test notebooks bench screenshots lint check-build unit nbval papermill browser
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(INSTALLED): requirements.txt pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Say which one to use: make PYTHON=python3.12 ...")'
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(INSTALL) -r requirements.txt
+	$(INSTALL) --no-deps --editable .
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED) requirements-dev.txt
+	$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+lab: $(INSTALLED)
+	$(PY) -m jupyterlab notebooks/00_start_here.ipynb $(ARGS)
+
+run: $(INSTALLED)
+	$(PY) notebooks/run.py $(ARGS)
+
+notebooks: $(INSTALLED_DEV)
+	$(PY) notebooks/build.py $(ARGS)
+
+bench: $(INSTALLED_DEV)
+	$(PY) tests/bench.py $(ARGS)
+
+screenshots: $(INSTALLED_DEV)
+	$(PY) -m tests.browser.screenshots $(NOTEBOOK) $(ARGS)
+
+test: lint check-build unit nbval papermill browser
+
+lint: $(INSTALLED_DEV)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m codespell_lib .
+	$(PY) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PY) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(PY) -m check_jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+
+check-build: $(INSTALLED_DEV)
+	$(PY) notebooks/build.py --check
+
+unit: $(INSTALLED_DEV)
+	$(PARALLEL) -m "not notebooks and not browser" $(ARGS)
+
+# In a browser somebody presses the Run button of a lab; here the cell does it and waits.
+nbval: export MEMSAVE_PRESS_RUN := 1
+nbval: $(INSTALLED_DEV)
+	$(if $(COMMITTED),$(PARALLEL) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=300 $(COMMITTED),@echo "no notebook has been built yet: nothing for nbval to compare")
+
+papermill: $(INSTALLED_DEV)
+	$(PARALLEL) -m notebooks tests/notebooks
+
+browser: $(INSTALLED_DEV)
+	$(PY) -m pytest -m browser tests/browser
