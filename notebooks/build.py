@@ -43,6 +43,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from run import CELL_TIMEOUT_SECONDS, FIXED_ENVIRONMENT, KERNEL_CONFIG
 
 ROOT = Path(__file__).resolve().parent
 Variant = Literal["student", "solved"]
@@ -57,9 +58,6 @@ METADATA = {
 }
 #: Tags a source may use. nbval knows the two in the middle, papermill the first.
 TAGS = ("parameters", "nbval-ignore-output", "nbval-skip", "exercise")
-#: What the outputs depend on, besides the installed versions.
-FIXED_ENVIRONMENT = {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "0", "MEMSAVE_PRESS_RUN": "1"}
-CELL_TIMEOUT_SECONDS = 300
 
 CODE_MARKERS = ("exercise", "stub", "solution", "/exercise")
 TEXT_MARKERS = ("student", "/student", "solved", "/solved", "solution")
@@ -82,14 +80,10 @@ class Place:
 
     def error(self, line: int, message: str) -> SourceError:
         first = self.text.strip().splitlines()[0] if self.text.strip() else ""
-        return SourceError(
-            f"{self.source}, cell {self.cell} ({first[:50]!r}), line {line} of the cell: {message}"
-        )
+        return SourceError(f"{self.source}, cell {self.cell} ({first[:50]!r}), line {line} of the cell: {message}")
 
 
-def _marker_of(
-    line: str, pattern: re.Pattern[str], known: tuple[str, ...], place: Place, number: int
-) -> str | None:
+def _marker_of(line: str, pattern: re.Pattern[str], known: tuple[str, ...], place: Place, number: int) -> str | None:
     """The marker on this line, None when there is none; SourceError if it is misspelt or shares its line."""
     match = pattern.fullmatch(line)
     if match is None:
@@ -152,9 +146,7 @@ def cut_code(text: str, variant: Variant, place: Place) -> Cut:
         else:
             regions[state].append(line)
     if state != "common":
-        raise place.error(
-            len(text.splitlines()), f"the exercise is left open: <{expected[state]}> is missing"
-        )
+        raise place.error(len(text.splitlines()), f"the exercise is left open: <{expected[state]}> is missing")
     return Cut("\n".join(kept), tuple(stubs), tuple(solutions))
 
 
@@ -242,6 +234,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
         kernel_name="python3",
         coalesce_streams=True,
         record_timing=False,
+        config=KERNEL_CONFIG,
     )
     client.execute(cwd=str(folder), env={**os.environ, **FIXED_ENVIRONMENT})
     clean(notebook)
@@ -251,9 +244,7 @@ def clean(notebook: NotebookNode) -> None:
     """Take out what execution leaves behind and what differs between two runs of the same source."""
     notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA))
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict(
-            {key: cell.metadata[key] for key in ("tags",) if key in cell.metadata}
-        )
+        cell.metadata = nbformat.from_dict({key: cell.metadata[key] for key in ("tags",) if key in cell.metadata})
         for output in cell.get("outputs", []):
             # The widget itself lives in the kernel that is gone; its text/plain stays.
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
@@ -270,8 +261,7 @@ def sources_of(notebook: NotebookNode) -> dict[str, object]:
 def same_but_pictures(new: NotebookNode, old: NotebookNode) -> bool:
     """Whether two executed notebooks agree in everything but pictures and outputs that nobody compares."""
     return sources_of(new) == sources_of(old) and all(
-        _compared_outputs(one) == _compared_outputs(other)
-        for one, other in zip(new.cells, old.cells, strict=True)
+        _compared_outputs(one) == _compared_outputs(other) for one, other in zip(new.cells, old.cells, strict=True)
     )
 
 
@@ -359,9 +349,7 @@ class Course:
                 target = self.target(name, variant)
                 if not target.exists():
                     complaints.append(f"{target.name} ({variant}) is not built")
-                elif difference := first_difference(
-                    self.generate(name, variant), nbformat.read(target, as_version=4)
-                ):
+                elif difference := first_difference(self.generate(name, variant), nbformat.read(target, as_version=4)):
                     complaints.append(f"{target.name} ({variant}): {difference}")
         return complaints
 

@@ -1,7 +1,7 @@
 """The first two things a notebook does: look at the machine, and check its parameters.
 
-``check_environment()`` says with OK and WARN lines whether this machine does for the course, and what to do about each
-WARN. ``setup(...)`` turns the parameters cell into a validated, frozen ``Setup``.
+``check_environment()`` says with OK and WARN lines whether this machine does for the course, and what to do
+about each WARN. ``setup(...)`` turns the parameters cell into a validated, frozen ``Setup``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F
 class Setup:
     """The parameters of a notebook, checked.
 
-    ``seq_len`` positions per sequence, ``batch_size`` sequences per step, ``n_layers`` blocks of width ``hidden``,
-    ``checkpoint_every`` the k of selective recomputation, ``steps`` training steps, ``device`` where tensors live.
+    ``seq_len`` positions per sequence, ``batch_size`` sequences per step, ``n_layers`` blocks of width
+    ``hidden``, ``checkpoint_every`` the k of selective recomputation, ``steps`` training steps, ``device``
+    where tensors live.
     """
 
     seq_len: int
@@ -187,9 +188,7 @@ class Line:
 
     def __str__(self) -> str:
         state = "WARN" if self.advice else "OK"
-        return f"{state:<5}{self.topic:<14}{self.finding}" + (
-            f"\n{'':<19}-> {self.advice}" if self.advice else ""
-        )
+        return f"{state:<5}{self.topic:<14}{self.finding}" + (f"\n{'':<19}-> {self.advice}" if self.advice else "")
 
 
 @dataclass(frozen=True)
@@ -284,9 +283,7 @@ def _judge_device(machine: Machine) -> list[Line]:
     memory = Line(
         "device memory",
         f"{_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}",
-        f"free {_gib(NEEDED_DEVICE_BYTES)}: close other programs and notebooks that use the GPU"
-        if low
-        else "",
+        f"free {_gib(NEEDED_DEVICE_BYTES)}: close other programs and notebooks that use the GPU" if low else "",
     )
     half = Line(
         "half precision",
