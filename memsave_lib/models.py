@@ -133,9 +133,7 @@ class BlockStack(nn.Module):
     ``block_options`` go to :class:`TransformerBlock`.
     """
 
-    def __init__(
-        self, n_layers: int, hidden: int, heads: int, **block_options: float | int | bool | str
-    ) -> None:
+    def __init__(self, n_layers: int, hidden: int, heads: int, **block_options: float | int | bool | str) -> None:
         super().__init__()
         if isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1:
             raise ValueError(f"n_layers must be a whole number of at least 1, got {n_layers!r}")
@@ -165,15 +163,14 @@ def gpt2(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _check_size("gpt2", size, GPT2_SIZES)
-    settings = dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    settings = dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, loss_type="ForCausalLM")
     if not pretrained:
-        return GPT2LMHeadModel(
-            GPT2Config(**{**GPT2_SIZES[size], **settings, "n_positions": n_positions, **config})
-        )
+        settings |= {**GPT2_SIZES[size], "n_positions": n_positions, **config}
+        # GPT-2's one special token is the last of its vocabulary, whatever the size of that.
+        end_of_text = settings["vocab_size"] - 1
+        return GPT2LMHeadModel(GPT2Config(**{"bos_token_id": end_of_text, "eos_token_id": end_of_text, **settings}))
     if size not in GPT2_HUB_NAMES:
-        raise ValueError(
-            f"no pretrained weights for gpt2({size!r}); published sizes are {', '.join(GPT2_HUB_NAMES)}"
-        )
+        raise ValueError(f"no pretrained weights for gpt2({size!r}); published sizes are {', '.join(GPT2_HUB_NAMES)}")
     model = GPT2LMHeadModel.from_pretrained(GPT2_HUB_NAMES[size], **{**settings, **config})
     table = model.transformer.wpe.weight
     if n_positions != table.shape[0]:

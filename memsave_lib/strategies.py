@@ -74,9 +74,7 @@ class Plan:
     def actions(self) -> tuple[str, ...]:
         """``"keep"`` or ``"recompute"`` for each block. Operations inside a block are in ``recompute_ops``."""
         return tuple(
-            "recompute" if segment.recompute else "keep"
-            for segment in self.segments
-            for _ in range(segment.n_blocks)
+            "recompute" if segment.recompute else "keep" for segment in self.segments for _ in range(segment.n_blocks)
         )
 
     @property
@@ -124,9 +122,7 @@ class Plan:
                 if not segment.recompute:
                     lines.append(f"block {index:>2}: keep{suffix}")
                     continue
-                where = (
-                    "" if segment.n_blocks == 1 else f", region of blocks {segment.start}-{segment.stop - 1}"
-                )
+                where = "" if segment.n_blocks == 1 else f", region of blocks {segment.start}-{segment.stop - 1}"
                 again = "" if counts[index] == 1 else f", started again {counts[index]} times"
                 lines.append(f"block {index:>2}: recompute{where}{again}")
         return "\n".join(lines)
@@ -211,9 +207,7 @@ class SelectiveOps(Strategy):
             )
         for name in names:
             if name not in OPS:
-                raise ValueError(
-                    f"SelectiveOps(recompute=...) got {name!r}; it knows {', '.join(map(repr, OPS))}"
-                )
+                raise ValueError(f"SelectiveOps(recompute=...) got {name!r}; it knows {', '.join(map(repr, OPS))}")
         if len(set(names)) != len(names):
             raise ValueError(f"SelectiveOps(recompute={names!r}) names an operation twice")
         # One order, so that equal sets give equal strategies.
@@ -289,9 +283,7 @@ class Chunked(Strategy):
 
         def peak(chunks: int) -> int:
             sizes = chunk_sizes(n_blocks, chunks)
-            return max(
-                alive * checkpoint_bytes + size * block_bytes for alive, size in enumerate(sizes, start=1)
-            )
+            return max(alive * checkpoint_bytes + size * block_bytes for alive, size in enumerate(sizes, start=1))
 
         return cls(min(range(1, n_blocks + 1), key=lambda chunks: (peak(chunks), -chunks)))
 

@@ -1,0 +1,124 @@
+"""A region of several blocks inside a model that calls its blocks one by one.
+
+The first block of the region (the leader) runs all of them under one checkpoint and returns the region's output. The
+model then calls the others (the followers), each with what the one before returned: they hand it on. That is right only
+if every follower's first input is the region's output itself and all else is what the leader got, so both are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memsave_lib import _compat
+from memsave_lib.placement import BLOCK_BY_BLOCK
+from memsave_lib.regions import Counts, run_segments
+from memsave_lib.strategies import Segment, Strategy
+
+
+@dataclass
+class Chunk:
+    """A region that has run in its leader's call; its followers still have to be called."""
+
+    segment: Segment
+    names: Sequence[str]  # what errors call each block of the stack
+    output: Tensor
+    fixed: list[Any]  # leaves of all arguments but the first
+    rests: dict[int, Any]  # follower -> what its block returned behind its output
+
+    @classmethod
+    def run(
+        cls,
+        segment: Segment,
+        call_block: Callable[..., Any],
+        names: Sequence[str],
+        counts: Counts,
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> tuple[Chunk, Any]:
+        """Run all blocks; returns the chunk and what its leader is to return.
+
+        Args:
+            call_block: ``call_block(index, *args, **kwargs)`` calls that block of the stack.
+            args, kwargs: the leader's; the first one, whatever its name, is what blocks hand to each other.
+        """
+
+        def call(index: int, state: tuple[Tensor, tuple], *fixed: Any) -> tuple[Tensor, tuple]:
+            hidden, rests = state
+            args, kwargs = _with_first(hidden, *fixed)
+            hidden, rest = _split_output(call_block(index, *args, **kwargs), names[index])
+            return hidden, (*rests, rest)
+
+        hidden, *fixed = _split_first(args, kwargs)
+        hidden, rests = run_segments((segment,), call, counts, (hidden, ()), *fixed)
+        followers = dict(enumerate(rests[1:], start=segment.start + 1))
+        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers)
+        return chunk, _join_output(hidden, rests[0])
+
+    def follow(self, index: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What block ``index`` returns, now that its work is done; an error if the model asks for other work."""
+        if index != next(iter(self.rests)):
+            raise RuntimeError(self.skipped(f"{self.names[index]} was called"))
+        hidden, *fixed = _split_first(args, kwargs)
+        if hidden is not self.output or not _same_leaves(_compat.tree_flatten(fixed)[0], self.fixed):
+            what = "a changed input" if hidden is not self.output else "other arguments"
+            raise ValueError(
+                f"{self.names[index]} got {what} compared with {self.names[self.segment.start]}, so blocks "
+                f"{self.segment.start} to {self.segment.stop - 1} cannot run as one region; {BLOCK_BY_BLOCK}"
+            )
+        return _join_output(hidden, self.rests.pop(index))
+
+    def skipped(self, when: str) -> str:
+        missing = self.names[next(iter(self.rests))]
+        return f"{missing} was not called (before {when}), but has run already in its region; {BLOCK_BY_BLOCK}"
+
+
+def _split_first(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
+    """A block's first input, whether named or not, and all other arguments with None in its place."""
+    if args:
+        return args[0], (None, *args[1:]), kwargs
+    name = next(iter(kwargs))
+    return kwargs[name], (), {**kwargs, name: None}
+
+
+def _with_first(hidden: Tensor, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if args:
+        return (hidden, *args[1:]), kwargs
+    return args, {**kwargs, next(iter(kwargs)): hidden}
+
+
+def _split_output(output: Any, name: str) -> tuple[Tensor, Any]:
+    """What a block hands to the next one, and the rest of a tuple that it returned."""
+    if isinstance(output, Tensor):
+        return output, None
+    if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
+        return output[0], output[1:]
+    raise TypeError(
+        f"{name} returned {type(output).__name__}; a block inside a region returns a tensor, or a tuple or list "
+        f"that starts with one"
+    )
+
+
+def _join_output(hidden: Tensor, rest: Any) -> Any:
+    return hidden if rest is None else type(rest)((hidden, *rest))
+
+
+def _same_leaves(ours: list[Any], theirs: list[Any]) -> bool:
+    plain = (int, float, complex, str, bytes, torch.dtype, torch.device)
+    return len(ours) == len(theirs) and all(
+        a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def refuse_repeated_hidden_states(output: Any, strategy: Strategy) -> None:
+    """Models that collect hidden states between their block calls would report a region's output for each block."""
+    states = getattr(output, "hidden_states", None)
+    if isinstance(states, tuple) and any(a is b for a, b in zip(states, states[1:], strict=False)):
+        raise ValueError(
+            f"output_hidden_states=True needs every block's output, which {strategy} does not hand out; "
+            f"{BLOCK_BY_BLOCK}"
+        )

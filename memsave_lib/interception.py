@@ -1,0 +1,55 @@
+"""Change what an object does for a while, without leaving a trace on the object.
+
+An intercepted object gets a subclass of its own class, with the same name and a few members overridden, and nothing
+else: no wrapper module, no hook, no instance attribute. Its ``state_dict`` keys, ``isinstance`` checks and module names
+stay as they are, and a copy or a pickle made meanwhile is of the original class.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_MARK = "_memsave_intercepted"
+
+
+def intercept(instance: object, members: Mapping[str, object]) -> None:
+    """Override ``members`` for this one object until :func:`release`."""
+    original = type(instance)
+    namespace = {
+        **members,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "__reduce_ex__": _reduce_as(original),
+        _MARK: original,
+    }
+    instance.__class__ = type(original)(original.__name__, (original,), namespace)
+
+
+def release(instance: object) -> None:
+    """Give an intercepted object its own class back."""
+    instance.__class__ = original_class(instance)
+
+
+def is_intercepted(instance: object) -> bool:
+    return _MARK in vars(type(instance))
+
+
+def original_class(instance: object) -> type:
+    return vars(type(instance))[_MARK]
+
+
+def _reduce_as(original: type) -> Callable[[Any, int], tuple]:
+    """A ``__reduce_ex__`` that copies and pickles the object as an instance of ``original``."""
+
+    def __reduce_ex__(self: Any, protocol: int) -> tuple:
+        function, arguments, *rest = original.__reduce_ex__(self, protocol)
+        if function is copyreg.__newobj__ and len(arguments) == 1:
+            # pickle insists that __newobj__ rebuilds the very class of the object, so name the older constructor.
+            return (copyreg._reconstructor, (original, object, None), *rest)
+        swapped = tuple(original if argument is type(self) else argument for argument in arguments)
+        return (original if function is type(self) else function, swapped, *rest)
+
+    return __reduce_ex__
