@@ -163,15 +163,19 @@ def gpt2(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _check_size("gpt2", size, GPT2_SIZES)
-    settings = dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, loss_type="ForCausalLM")
+    settings = dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
     if not pretrained:
         settings |= {**GPT2_SIZES[size], "n_positions": n_positions, **config}
         # GPT-2's one special token is the last of its vocabulary, whatever the size of that.
         end_of_text = settings["vocab_size"] - 1
-        return GPT2LMHeadModel(GPT2Config(**{"bos_token_id": end_of_text, "eos_token_id": end_of_text, **settings}))
+        model = GPT2LMHeadModel(GPT2Config(**{"bos_token_id": end_of_text, "eos_token_id": end_of_text, **settings}))
+        # The class name does not end in ForCausalLM, so Hugging Face would warn and then fall back to this very loss.
+        model.loss_type = "ForCausalLM"
+        return model
     if size not in GPT2_HUB_NAMES:
         raise ValueError(f"no pretrained weights for gpt2({size!r}); published sizes are {', '.join(GPT2_HUB_NAMES)}")
     model = GPT2LMHeadModel.from_pretrained(GPT2_HUB_NAMES[size], **{**settings, **config})
+    model.loss_type = "ForCausalLM"
     table = model.transformer.wpe.weight
     if n_positions != table.shape[0]:
         repeats = -(-n_positions // table.shape[0])
