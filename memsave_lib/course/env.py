@@ -188,7 +188,7 @@ class Line:
 
     def __str__(self) -> str:
         state = "WARN" if self.advice else "OK"
-        return f"{state:<5}{self.topic:<14}{self.finding}" + (f"\n{'':<19}-> {self.advice}" if self.advice else "")
+        return f"{state:<5}{self.topic:<15}{self.finding}" + (f"\n{'':<20}-> {self.advice}" if self.advice else "")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def look_at_machine() -> Machine:
     total, free = _host_memory()
     return Machine(
         python=sys.version_info[:2],
-        versions={name: _version(name) for name in _SUPPORTED},
+        versions={name: _version(name) for name in SUPPORTED},
         gpu=_gpu() if torch.cuda.is_available() else None,
         host_total_bytes=total,
         host_free_bytes=free,
@@ -230,8 +230,8 @@ def look_at_machine() -> Machine:
     )
 
 
-#: Package -> (lowest supported version, first version that is too new or None).
-_SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+#: Package -> (lowest supported version, first version that is too new).
+SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "torch": ((2, 6), (3,)),
     "transformers": ((5,), (6,)),
     "ipywidgets": ((8, 1), (9,)),
@@ -261,15 +261,15 @@ def _judge_python(machine: Machine) -> Line:
 
 
 def _judge_version(name: str, version: str | None, colab: bool) -> Line:
-    lowest, too_new = _SUPPORTED[name]
+    lowest, too_new = SUPPORTED[name]
     if name == "ipywidgets" and colab:
         lowest = _COLAB_WIDGETS
-    wanted = f"{name}>={_dotted(lowest)}" + (f",<{_dotted(too_new)}" if too_new else "")
+    wanted = f"{name}>={dotted(lowest)},<{dotted(too_new)}"
     advice = f'pip install "{wanted}", then restart the kernel'
     if version is None:
         return Line(name, "not installed", advice)
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[: len(lowest)])
-    fits = numbers >= lowest and (too_new is None or numbers < too_new)
+    fits = lowest <= numbers < too_new
     return Line(name, version, "" if fits else advice)
 
 
@@ -346,7 +346,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def dotted(version: tuple[int, ...]) -> str:
+    """A version as people write it: (2, 6) -> "2.6"."""
     return ".".join(map(str, version))
 
 
