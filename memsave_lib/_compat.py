@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree
+from torch.utils import _python_dispatch, _pytree
+
+# The base class of dispatch modes has no public home; torch.testing and torchao import it from here too.
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "past_key_value", "layer_past", "kv_cache")
 
@@ -81,3 +86,64 @@ def configs_with_cache(model: nn.Module) -> list[object]:
         if hasattr(config, "__dict__") and vars(config).get("use_cache") is True:
             found[id(config)] = config
     return list(found.values())
+
+
+def innermost_saved_tensor_hooks() -> object | None:
+    """The pack and unpack hooks that are in force right now; tells a foreign recomputation from a double backward."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def active_dispatch_modes() -> list[object]:
+    """Dispatch modes of this thread, so that a second meter can be refused."""
+    return _python_dispatch._get_current_dispatch_mode_stack()
+
+
+def start_memory_profile() -> torch.profiler.profile:
+    """A running profiler that records allocations.
+
+    It warns, once in a process, when a tensor dies that is older than the profile. That is no news here, so let one die
+    while nobody listens.
+    """
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    older = torch.empty(1)
+    with _quiet_standard_error():
+        profile.start()
+        del older
+    return profile
+
+
+def stop_memory_profile(profile: torch.profiler.profile) -> None:
+    with _quiet_standard_error():
+        profile.stop()
+
+
+@contextmanager
+def _quiet_standard_error() -> Iterator[None]:
+    """Send file descriptor 2 nowhere for a moment.
+
+    The profiler of torch 2.13 announces its start and stop there, whatever the log level, and a notebook would show it.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def allocation_events(profile: torch.profiler.profile) -> list[tuple[int, int, int]]:
+    """(nanoseconds, address, ± bytes) of each allocation in a profile with ``profile_memory=True``, in order.
+
+    The public tables add these up per operator and lose the order, and with it the peak.
+    """
+    found: list[tuple[int, int, int]] = []
+    pending = list(profile.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return sorted(found, key=lambda allocation: allocation[0])

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 GPT2_SIZES = {
-    "tiny": dict(n_layer=2, n_embd=64, n_head=4, vocab_size=256),
-    "mini": dict(n_layer=6, n_embd=256, n_head=4, vocab_size=1024),
-    "small": dict(n_layer=12, n_embd=768, n_head=12, vocab_size=50257),
-    "medium": dict(n_layer=24, n_embd=1024, n_head=16, vocab_size=50257),
-    "large": dict(n_layer=36, n_embd=1280, n_head=20, vocab_size=50257),
-    "xl": dict(n_layer=48, n_embd=1600, n_head=25, vocab_size=50257),
+    "tiny": {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256},
+    "mini": {"n_layer": 6, "n_embd": 256, "n_head": 4, "vocab_size": 1024},
+    "small": {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257},
+    "medium": {"n_layer": 24, "n_embd": 1024, "n_head": 16, "vocab_size": 50257},
+    "large": {"n_layer": 36, "n_embd": 1280, "n_head": 20, "vocab_size": 50257},
+    "xl": {"n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257},
 }
 GPT2_HUB_NAMES = {"small": "gpt2", "medium": "gpt2-medium", "large": "gpt2-large", "xl": "gpt2-xl"}
 
-_LLAMA_2 = dict(vocab_size=32000, max_position_embeddings=4096, rms_norm_eps=1e-5)
-_LLAMA_3 = dict(vocab_size=128256, max_position_embeddings=8192, rms_norm_eps=1e-5)
+_LLAMA_2 = {"vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_LLAMA_3 = {"vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 LLAMA_SIZES = {
-    "tiny": dict(
-        hidden_size=64, intermediate_size=172, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=256, max_position_embeddings=2048,
-    ),
+    "tiny": {
+        "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 256, "max_position_embeddings": 2048,
+    },
     "llama-2-7b": dict(
         hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
         num_key_value_heads=32, **_LLAMA_2,
@@ -150,8 +150,8 @@ def gpt2(
 ) -> GPT2LMHeadModel:
     """Hugging Face's ``GPT2LMHeadModel``, without dropout unless asked for.
 
-    GPT-2's default dropout of 0.1 makes PyTorch's CPU attention quadratic in memory; set ``attn_pdrop``, ``resid_pdrop``
-    and ``embd_pdrop`` to see it.
+    GPT-2's default dropout of 0.1 makes PyTorch's CPU attention quadratic in memory: set ``attn_pdrop``,
+    ``resid_pdrop`` and ``embd_pdrop`` to see it.
 
     Args:
         size: one of ``GPT2_SIZES``; ``"tiny"`` and ``"mini"`` are the course's own.
@@ -163,7 +163,7 @@ def gpt2(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _check_size("gpt2", size, GPT2_SIZES)
-    settings = dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    settings = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     if not pretrained:
         settings |= {**GPT2_SIZES[size], "n_positions": n_positions, **config}
         # GPT-2's one special token is the last of its vocabulary, whatever the size of that.
