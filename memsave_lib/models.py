@@ -108,10 +108,11 @@ class TransformerBlock(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if self.attention == "sdpa":
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
-        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
-        if self.causal:
-            # Added, not filled in: masked_fill would keep the mask for backward, an addition keeps nothing.
-            scores = scores + torch.full_like(scores[0, 0], -math.inf, requires_grad=False).triu(1)
+        scores = q @ k.transpose(-2, -1)
+        mask = torch.full_like(scores[0, 0], -math.inf if self.causal else 0.0, requires_grad=False).triu(1)
+        # One addition scales and masks, and keeps nothing for backward; a product would keep its factor, a filled-in
+        # mask itself.
+        scores = torch.add(mask, scores, alpha=1 / math.sqrt(q.shape[-1]))
         weights = F.softmax(scores, dim=-1)
         return F.dropout(weights, dropout, self.training) @ v if dropout else weights @ v
 
