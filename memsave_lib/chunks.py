@@ -16,8 +16,9 @@ from torch import Tensor
 
 from memsave_lib import _compat
 from memsave_lib.placement import BLOCK_BY_BLOCK
+from memsave_lib.plan import Segment
 from memsave_lib.regions import Counts, run_segments
-from memsave_lib.strategies import Segment, Strategy
+from memsave_lib.strategies import Strategy
 
 
 @dataclass

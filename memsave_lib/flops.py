@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memsave_lib import interception
 from memsave_lib.models import find_blocks
 from memsave_lib.placement import has_regions
-from memsave_lib.strategies import BlockFlops, RegionFlops
+from memsave_lib.plan import BlockFlops, RegionFlops
 
 
 def count_flops(step: Callable[[], Any]) -> int:
@@ -34,7 +34,7 @@ def profile_blocks(
 ) -> tuple[BlockFlops, ...]:
     """What each block costs, from one run of ``step()`` with nothing recomputed.
 
-    Together with a plan this forecasts a strategy's step: ``count_flops(step) + plan.extra_flops(profile_blocks(...))``.
+    With a plan this forecasts a strategy's step: ``count_flops(step) + plan.extra_flops(profile_blocks(model, step))``.
 
     Returns:
         One entry for each call of a block, in order: its forward FLOPs, the tail of them that lies behind the block's

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from memsave_lib import _compat, interception
-from memsave_lib.strategies import Plan, Strategy
+from memsave_lib.plan import Plan
+from memsave_lib.strategies import Strategy
 
 SWITCH_IS_ON = (
     "Hugging Face's own gradient checkpointing is on, and would recompute every block a second time; "

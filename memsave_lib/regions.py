@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from memsave_lib import _compat
-from memsave_lib.strategies import Segment
+from memsave_lib.plan import Segment
 
 # Autograd starts a recomputation from inside backward, where the caller's objects are out of reach.
 _recomputing: ContextVar[bool] = ContextVar("memsave_recomputing", default=False)

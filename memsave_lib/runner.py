@@ -38,8 +38,9 @@ from memsave_lib.placement import (
     check_strategy,
     has_regions,
 )
+from memsave_lib.plan import Plan, Segment
 from memsave_lib.regions import AttentionRegions, Counts, is_recomputing, run_region, run_segments
-from memsave_lib.strategies import Plan, Segment, Strategy
+from memsave_lib.strategies import Strategy
 
 
 @dataclass(frozen=True)
