@@ -215,10 +215,16 @@ class NotebookPage:
     def screenshots(self, folder: Path, stem: str) -> list[Path]:
         """Save the notebook from top to bottom, one picture a screenful: ``stem-01.png`` and so on."""
         scroller = self.page.locator(".jp-Notebook .jp-WindowedPanel-outer").first
-        height, total = scroller.evaluate("panel => [panel.clientHeight, panel.scrollHeight]")
-        step = height - 60
+        # JupyterLab lets a reader scroll beyond the last cell; there is nothing to see.
+        height, total = scroller.evaluate(
+            """panel => {
+                const last = [...panel.querySelectorAll(".jp-Cell")].pop().getBoundingClientRect().bottom;
+                return [panel.clientHeight, last - panel.getBoundingClientRect().top + panel.scrollTop];
+            }"""
+        )
+        overlap = 60
         pictures = []
-        for number, top in enumerate(range(0, max(total - 60, 1), step), start=1):
+        for number, top in enumerate(range(0, max(int(total) - overlap, 1), height - overlap), start=1):
             scroller.evaluate("(panel, top) => panel.scrollTo(0, top)", top)
             self.page.wait_for_timeout(300)
             pictures.append(self.screenshot(folder / f"{stem}-{number:02}.png", self.page.locator(".jp-NotebookPanel")))

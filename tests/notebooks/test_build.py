@@ -131,8 +131,8 @@ def test_a_malformed_text_stops_the_build_and_says_where(text: str, fault: tuple
 
 
 def test_an_unknown_tag_stops_the_build() -> None:
-    with pytest.raises(build.SourceError, match="unknown tag 'paramters'; known are parameters, nbval-ignore-output"):
-        sources("student", '# %% tags=["paramters"]\nseq_len = 8\n')
+    with pytest.raises(build.SourceError, match="unknown tag 'parameterz'; known are parameters, nbval-ignore-output"):
+        sources("student", '# %% tags=["parameterz"]\nseq_len = 8\n')
 
 
 @pytest.fixture

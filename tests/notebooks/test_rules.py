@@ -92,7 +92,7 @@ FAULTS = [
         "metadata.language_info",
     ),
     (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"execution": {}})), "has the metadata execution"),
-    (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"tags": ["parms"]})), "unknown tag 'parms'"),
+    (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"tags": ["parameterz"]})), "unknown tag 'parameterz'"),
     (
         rules.clean_metadata,
         last_code(outputs=[new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})]),
