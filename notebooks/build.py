@@ -43,6 +43,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+
 from run import CELL_TIMEOUT_SECONDS, FIXED_ENVIRONMENT, KERNEL_CONFIG
 
 ROOT = Path(__file__).resolve().parent

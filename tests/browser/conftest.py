@@ -15,12 +15,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import build
 import nbformat
 import pytest
 from nbformat import NotebookNode
 from playwright.sync_api import Browser
 
+import build
 from tests.browser import lab
 
 MISSING = "no Chromium on this machine: install it, or name one in the variable CHROMIUM"

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from build import METADATA, TAGS, Cut
 from nbformat import NotebookNode
+
+from build import METADATA, TAGS, Cut
 from run import PARAMETERS
 
 CELLS = range(20, 36)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import build
 import nbformat
 import pytest
+
+import build
 
 SOURCE = '''# %% [markdown]
 # # Tiny

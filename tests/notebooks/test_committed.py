@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import build
 import jupytext
 import nbformat
 import pytest
 from nbformat import NotebookNode
 
+import build
 from tests.notebooks import rules
 
 COURSE = build.Course(build.ROOT)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import build
 import nbformat
 import pytest
-import run
 
+import build
+import run
 from memsave_lib.course.env import HEAD_SIZE, SMALLEST_SEQ_LEN
 
 COURSE = build.Course(build.ROOT)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
-import build
 import nbformat
 import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+import build
 from tests.notebooks import rules
 
 PARAMETERS = 'seq_len = 8\ncheckpoint_every = 1\nn_layers = 1\nhidden = 64\nbatch_size = 1\nsteps = 1\ndevice = "auto"'
@@ -92,7 +92,7 @@ FAULTS = [
         "metadata.language_info",
     ),
     (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"execution": {}})), "has the metadata execution"),
-    (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"tags": ["parameterz"]})), "unknown tag 'parameterz'"),
+    (rules.clean_metadata, last_code(metadata=nbformat.from_dict({"tags": ["extra"]})), "unknown tag 'extra'"),
     (
         rules.clean_metadata,
         last_code(outputs=[new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})]),

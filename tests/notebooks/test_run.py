@@ -8,8 +8,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import run
 
 
 def write(path: Path, *cells: str) -> Path:
