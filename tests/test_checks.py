@@ -1,0 +1,134 @@
+"""Exercise checks: the solution passes, the stub is untried, and each plausible mistake gets its own diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import memsave_lib as ms
+from memsave_lib.course import checks
+from memsave_lib.course.env import Setup
+from tests.helpers import saved_bytes
+
+DEFAULTS = Setup(512, 2, 6, 256, 2, 2, torch.device("cpu"))
+ODD = Setup(96, 5, 7, 256, 3, 2, torch.device("cpu"))
+SMALLEST = Setup(8, 1, 1, 64, 1, 1, torch.device("cpu"))
+SETUPS = pytest.mark.parametrize("here", [DEFAULTS, ODD, SMALLEST], ids=["defaults", "odd", "smallest"])
+
+
+def stub(*arguments: object) -> int:
+    raise NotImplementedError
+
+
+# 00
+
+
+def model(here: Setup) -> nn.Module:
+    return ms.gpt2("tiny", n_positions=here.seq_len, n_layer=here.n_layers)
+
+
+@SETUPS
+def test_parameter_bytes_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
+    def solution(model: nn.Module) -> int:
+        total = 0
+        for parameter in model.parameters():
+            total += parameter.numel() * parameter.element_size()
+        return total
+
+    found = checks.check_parameter_bytes(solution, model(here))
+    assert found.passed is True
+    assert f"({solution(model(here)):,} bytes)" in str(found)
+    untried = checks.check_parameter_bytes(stub, model(here))
+    assert untried.passed is None
+    assert "not tried yet" in str(untried).lower()
+
+
+WRONG_PARAMETER_BYTES = {
+    "You counted elements, not bytes": lambda m: sum(p.numel() for p in m.parameters()),
+    "You took 4 bytes for every element": lambda m: 4 * sum(p.numel() for p in m.parameters()),
+    "state_dict() lists names": lambda m: sum(t.numel() * t.element_size() for t in m.state_dict().values()),
+    "a shared weight once for each layer": (
+        lambda m: sum(p.nbytes for part in m.modules() for p in part.parameters(recurse=False))
+    ),
+    "You left out frozen parameters": lambda m: sum(p.nbytes for p in m.parameters() if p.requires_grad),
+    "parameters alone": lambda m: sum(t.nbytes for t in [*m.parameters(), *m.buffers()]),
+    "You left out the biases": lambda m: sum(p.nbytes for name, p in m.named_parameters() if p.dim() >= 2),
+    "is an int, and your function returned 48.0 (float)": lambda m: 48.0,
+    "For your model you get 7 bytes": lambda m: 7,
+}
+
+
+@SETUPS
+@pytest.mark.parametrize(("reason", "answer"), WRONG_PARAMETER_BYTES.items(), ids=WRONG_PARAMETER_BYTES)
+def test_parameter_bytes_names_the_mistake(here: Setup, reason: str, answer: Callable[[nn.Module], int]) -> None:
+    found = checks.check_parameter_bytes(answer, model(here))
+    assert found.passed is False
+    assert reason in str(found)
+
+
+# 01
+
+
+def solution(batch: int, seq_len: int, hidden: int, heads: int, n_layers: int) -> int:
+    states = 4 * 16 * seq_len * batch * hidden
+    crumbs = 16 * seq_len * batch + 4 * heads * seq_len * batch
+    return n_layers * (states + crumbs)
+
+
+@pytest.mark.parametrize("case", checks._STACK_CASES, ids=str)
+def test_saved_bytes_wants_what_autograd_holds(case: checks.StackCase) -> None:
+    stack = ms.BlockStack(case.n_layers, case.hidden, case.heads)
+    x = torch.randn(case.batch, case.seq_len, case.hidden, requires_grad=True)
+    assert case.saved_bytes == saved_bytes(lambda: stack(x), stack) == solution(**vars(case))
+
+
+@SETUPS
+def test_saved_bytes_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
+    found = checks.check_saved_bytes(solution, here)
+    assert found.passed is True
+    wanted = solution(here.batch_size, here.seq_len, here.hidden, here.heads, here.n_layers)
+    assert f"{wanted:,} bytes" in str(found)
+    untried = checks.check_saved_bytes(stub, here)
+    assert untried.passed is None
+    assert "not tried yet" in str(untried).lower()
+
+
+WRONG_SAVED_BYTES = {
+    "You counted elements, not bytes": lambda b, s, h, a, n: solution(b, s, h, a, n) // 4,
+    "This is one block": lambda b, s, h, a, n: solution(b, s, h, a, 1),
+    "This is one sequence": lambda b, s, h, a, n: solution(1, s, h, a, n),
+    "2 bytes an element": lambda b, s, h, a, n: solution(b, s, h, a, n) // 2,
+    "You are low by exactly 4asb: the log-sum-exp of each block.": lambda b, s, h, a, n: (
+        n * (64 * s * b * h + 16 * s * b)
+    ),
+    "You are low by exactly 16sb: the statistics": lambda b, s, h, a, n: n * (64 * s * b * h + 4 * a * s * b),
+    "low by exactly 4asb: the log-sum-exp of each block; and low by exactly 16sb": (
+        lambda b, s, h, a, n: n * 64 * s * b * h
+    ),
+    "You are high by exactly 4sbh, once: the output of the last block": (
+        lambda b, s, h, a, n: solution(b, s, h, a, n) + 4 * s * b * h
+    ),
+    "You are high by exactly 4as²b": lambda b, s, h, a, n: solution(b, s, h, a, n) + 4 * a * s * s * b * n,
+    "You are low by exactly 12sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 12 * s * b * h * n,
+    "You are low by exactly 16sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 16 * s * b * h * n,
+    "is an int, and your function returned 1.5 (float)": lambda b, s, h, a, n: 1.5,
+    "For batch=3, seq_len=40, hidden=96, heads=4, n_layers=2 you get 1 bytes": lambda b, s, h, a, n: 1,
+}
+
+
+@SETUPS
+@pytest.mark.parametrize(("reason", "answer"), WRONG_SAVED_BYTES.items(), ids=WRONG_SAVED_BYTES)
+def test_saved_bytes_names_the_mistake(here: Setup, reason: str, answer: Callable[..., int]) -> None:
+    found = checks.check_saved_bytes(answer, here)
+    assert found.passed is False
+    assert reason in str(found)
+
+
+def test_a_gap_that_no_two_terms_explain_is_not_explained() -> None:
+    assert checks.explain_gaps([3, 5], {"one": [1, 1], "two": [2, 4]}) == (
+        "You are low by exactly one; and low by exactly two."
+    )
+    assert checks.explain_gaps([3, 6], {"one": [1, 1], "two": [2, 4]}) is None
