@@ -65,6 +65,13 @@ def hugging_face_switch_is_on(module: nn.Module) -> bool:
     return getattr(module, "gradient_checkpointing", False) is True
 
 
+def switch_hugging_face_checkpointing(model: nn.Module, on: bool, **settings: int) -> None:
+    """Turn Hugging Face's own checkpointing on or off: the methods were renamed in transformers 5.23."""
+    verb = "enable" if on else "disable"
+    renamed = getattr(model, f"activation_checkpointing_{verb}", None)
+    (renamed or getattr(model, f"gradient_checkpointing_{verb}"))(**settings)
+
+
 def caches_in(args: tuple, kwargs: dict[str, Any]) -> Iterator[str]:
     """Names of the arguments that carry a key-value cache; their name and class differ between versions."""
     cache_utils = sys.modules.get("transformers.cache_utils")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memsave_lib import _compat
+
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
@@ -197,6 +199,15 @@ def llama(size: str = "tiny", **config: object) -> LlamaForCausalLM:
 
     _check_size("llama", size, LLAMA_SIZES)
     return LlamaForCausalLM(LlamaConfig(**{**LLAMA_SIZES[size], **config}))
+
+
+def hugging_face_checkpointing(model: nn.Module, on: bool = True, **settings: int) -> None:
+    """Hugging Face's own switch for checkpointing every block, by whichever name the installed version has.
+
+    Args:
+        settings: what the version offers, ``every_n_layers=2`` for instance.
+    """
+    _compat.switch_hugging_face_checkpointing(model, on, **settings)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

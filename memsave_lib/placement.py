@@ -13,7 +13,7 @@ from memsave_lib.strategies import Strategy
 
 SWITCH_IS_ON = (
     "Hugging Face's own gradient checkpointing is on, and would recompute every block a second time; "
-    "call model.gradient_checkpointing_disable() first"
+    "switch it off first: memsave_lib.models.hugging_face_checkpointing(model, on=False)"
 )
 BLOCK_BY_BLOCK = "use a strategy that recomputes block by block (FullCheckpoint, Selective)"
 

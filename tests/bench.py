@@ -1,0 +1,175 @@
+"""What the library costs, as ratios within one run: `make bench`.
+
+Two ways of doing the same work take turns, A B A B ..., and the median of the pairwise ratios is printed: what drifts
+on a busy machine drifts for both. Nothing here is a test; a ratio above its aim is printed, not raised.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils.checkpoint import checkpoint
+
+import memsave_lib as ms
+from memsave_lib._compat import TorchDispatchMode
+from memsave_lib.models import hugging_face_checkpointing
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    what: str
+    value: float
+    spread: tuple[float, float]
+    aim: float
+    unit: str = "x"
+
+    def __str__(self) -> str:
+        verdict = "" if self.value <= self.aim else "  (above the aim)"
+        low, high = self.spread
+        return f"{self.what:<76} {self.value:6.3f} {self.unit:<2} ({low:.3f} to {high:.3f}), aim {self.aim}{verdict}"
+
+
+def seconds(work: Work) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def paired(what: str, work: Work, reference: Work, aim: float, pairs: int = 15) -> Ratio:
+    """The median of work / reference over alternating runs, after two of each to warm up."""
+    for warm_up in (work, reference) * 2:
+        warm_up()
+    ratios = sorted(seconds(work) / seconds(reference) for _ in range(pairs))
+    quarter = pairs // 4
+    return Ratio(what, statistics.median(ratios), (ratios[quarter], ratios[-quarter - 1]), aim)
+
+
+def train_step(model: torch.nn.Module, forward: Callable[[], Tensor]) -> Work:
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        forward().backward()
+
+    return step
+
+
+def against_hand_written_loop() -> Ratio:
+    model, x = ms.BlockStack(8, 256, 4), torch.randn(4, 128, 256)
+    hand_model = ms.BlockStack(8, 256, 4)
+
+    def by_hand() -> Tensor:
+        hidden = x
+        for block in hand_model.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=False)
+        return hidden.square().mean()
+
+    with ms.apply(model, ms.FullCheckpoint()):
+        return paired(
+            "step: apply(FullCheckpoint) / loop over torch.utils.checkpoint",
+            train_step(model, lambda: model(x).square().mean()),
+            train_step(hand_model, by_hand),
+            aim=1.02,
+        )
+
+
+def against_hugging_face_switch() -> Ratio:
+    ours, theirs = ms.gpt2("mini"), ms.gpt2("mini")
+    hugging_face_checkpointing(theirs)
+    theirs.config.use_cache = False
+    ids = torch.randint(0, 1024, (2, 256))
+    with ms.apply(ours, ms.FullCheckpoint()):
+        return paired(
+            "step: apply(FullCheckpoint) on GPT-2 / Hugging Face's own switch",
+            train_step(ours, lambda: ours(ids, labels=ids).loss),
+            train_step(theirs, lambda: theirs(ids, labels=ids).loss),
+            aim=1.02,
+        )
+
+
+@contextmanager
+def mem_tracker(model: torch.nn.Module, x: Tensor):
+    tracker = MemTracker()
+    tracker.track_external(model, x)
+    with tracker:
+        yield
+
+
+class OpCounter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ops += 1
+        return op(*args, **(kwargs or {}))
+
+
+def overhead_an_op(pairs: int = 9) -> Ratio:
+    """Tiny tensors, so that what is timed is the bookkeeping; (metered - plain) / (tracked - plain)."""
+    model, x = ms.BlockStack(12, 16, 2), torch.randn(1, 4, 16)
+    step = train_step(model, lambda: model(x).square().mean())
+
+    def metered() -> None:
+        with ms.MemoryMeter(model):
+            step()
+
+    def tracked() -> None:
+        with mem_tracker(model, x):
+            step()
+
+    for warm_up in (step, metered, tracked):
+        warm_up()
+    with OpCounter() as counter:
+        step()
+    ratios, per_op = [], []
+    for _ in range(pairs):
+        plain = min(seconds(step) for _ in range(3))
+        ours, theirs = seconds(metered) - plain, seconds(tracked) - plain
+        ratios.append(ours / theirs)
+        per_op.append(ours / counter.ops * 1e6)
+    ratios.sort()
+    what = f"overhead an op: meter ({statistics.median(per_op):.0f} us in this run) / MemTracker"
+    return Ratio(what, statistics.median(ratios), (ratios[pairs // 4], ratios[-pairs // 4 - 1]), aim=0.15)
+
+
+def metered_step() -> Ratio:
+    model, x = ms.BlockStack(6, 256, 4), torch.randn(4, 256, 256)
+    step = train_step(model, lambda: model(x).square().mean())
+
+    def metered() -> None:
+        with ms.MemoryMeter(model):
+            step()
+
+    return paired("step at the course's size: metered / plain", metered, step, aim=1.3, pairs=9)
+
+
+def import_cost(pairs: int = 5) -> Ratio:
+    def importing(modules: str) -> float:
+        command = f"import time; t = time.perf_counter(); import {modules}; print(time.perf_counter() - t)"
+        return float(subprocess.run([sys.executable, "-c", command], check=True, capture_output=True).stdout)
+
+    extra = sorted(importing("torch, memsave_lib") - importing("torch") for _ in range(pairs))
+    return Ratio("import memsave_lib beyond import torch", statistics.median(extra), (extra[0], extra[-1]), 0.15, "s")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians, with the middle half of the runs")
+    benches = (against_hand_written_loop, against_hugging_face_switch, overhead_an_op, metered_step, import_cost)
+    for bench in benches:
+        print(bench(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
