@@ -102,7 +102,7 @@ def test_setup_sets_the_style_of_figures() -> None:
     with matplotlib.rc_context({"figure.facecolor": "black"}):
         env.setup(**LEGAL, device="cpu")
         assert matplotlib.rcParams["figure.facecolor"] == "white"
-        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"][0] == env.COLOURS[0]
+        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"][0] == env.COLORS[0]
 
 
 GOOD = env.Machine(
@@ -132,10 +132,10 @@ def test_a_good_machine_gets_no_warning() -> None:
         "OK   ipywidgets     8.1.9",
         "OK   matplotlib     3.11.2",
         "OK   device         CPU: every byte is counted as on a GPU, only the steps are slower",
-        "OK   host memory    8.0 GiB free of 16.0 GiB",
+        "OK   host memory    8.00 GiB free of 16.0 GiB",
         "OK   disk           50.0 GiB free for temporary files",
         "OK   threads        torch may use 2",
-        "This machine does for the course.",
+        "This machine is ready for the course.",
     ]
 
 
@@ -168,12 +168,12 @@ def with_version(name: str, version: str | None) -> env.Machine:
         (
             replace(GOOD, host_free_bytes=3 * env.GIB),
             "host memory",
-            "free 4.0 GiB: close other programs, or set a smaller seq_len",
+            "free 4.00 GiB: close other programs, or set a smaller seq_len",
         ),
         (
             replace(GOOD, disk_free_bytes=env.GIB),
             "disk",
-            "free 2.0 GiB, or set TMPDIR to a folder on a larger disk",
+            "free 2.00 GiB, or set TMPDIR to a folder on a larger disk",
         ),
         (
             replace(GOOD, threads=1),
@@ -185,7 +185,7 @@ def with_version(name: str, version: str | None) -> env.Machine:
         (
             replace(GOOD, gpu=replace(T4, native_bf16=True, free_bytes=env.GIB)),
             "device memory",
-            "free 4.0 GiB: close other programs and notebooks that use the GPU",
+            "free 4.00 GiB: close other programs and notebooks that use the GPU",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """The first two things a notebook does: look at the machine, and check its parameters.
 
-``check_environment()`` says with OK and WARN lines whether this machine does for the course, and what to do
-about each WARN. ``setup(...)`` turns the parameters cell into a validated, frozen ``Setup``.
+``check_environment()`` says with OK and WARN lines whether this machine is ready for the course, and
+what to do about each WARN. ``setup(...)`` turns the parameters cell into a validated, frozen ``Setup``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from memsave_lib.arguments import whole_number
+from memsave_lib.units import human_bytes
+
 #: Width of one attention head in the course's models, as in every GPT-2; ``hidden`` is a multiple of it.
 HEAD_SIZE = 64
 #: More threads do not help the small steps of the course, and the machines that check it have two.
@@ -28,8 +31,8 @@ NEEDED_HOST_BYTES = 4 * GIB
 NEEDED_DISK_BYTES = 2 * GIB
 NEEDED_DEVICE_BYTES = 4 * GIB
 
-#: The Okabe-Ito colours, which people with any kind of colour vision can tell apart.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+#: The Okabe-Ito colors, which people with any kind of color vision can tell apart.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,6 @@ def setup(
     return checked
 
 
-def whole_number(name: str, value: object, *, at_least: int = 1, multiple_of: int = 1) -> int:
-    """``value`` if it is an int of at least ``at_least`` and a multiple of ``multiple_of``.
-
-    Raises TypeError for anything else than an int (a bool is none), ValueError for an int out of range.
-    """
-    wanted = f"a whole number of at least {at_least}"
-    if multiple_of > 1:
-        wanted += f" and a multiple of {multiple_of}"
-    if type(value) is not int:
-        raise TypeError(f"{name} must be {wanted}, got {value!r} ({type(value).__name__})")
-    if value < at_least or value % multiple_of:
-        raise ValueError(f"{name} must be {wanted}, got {value}")
-    return value
-
-
 def resolve_device(device: str) -> torch.device:
     """The device that ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"`` means on this machine.
 
@@ -134,7 +122,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def use_figure_style() -> None:
-    """Set matplotlib's defaults for the course: white ground, Okabe-Ito colours, sharp in a notebook."""
+    """Set matplotlib's defaults for the course: white ground, Okabe-Ito colors, sharp in a notebook."""
     import matplotlib
 
     matplotlib.rcParams.update(
@@ -143,7 +131,7 @@ def use_figure_style() -> None:
             "figure.dpi": 110,
             "figure.facecolor": "white",
             "axes.facecolor": "white",
-            "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+            "axes.prop_cycle": matplotlib.cycler(color=COLORS),
             "axes.spines.top": False,
             "axes.spines.right": False,
             "font.size": 10.5,
@@ -204,7 +192,7 @@ class EnvironmentReport:
     def __str__(self) -> str:
         count = len(self.warnings)
         verdict = {
-            0: "This machine does for the course.",
+            0: "This machine is ready for the course.",
             1: "One line to look at: the arrow says what to do.",
         }.get(count, f"{count} lines to look at: the arrows say what to do.")
         return "\n".join(map(str, self.lines)) + "\n" + verdict
@@ -282,8 +270,8 @@ def _judge_device(machine: Machine) -> list[Line]:
     low = gpu.free_bytes < NEEDED_DEVICE_BYTES
     memory = Line(
         "device memory",
-        f"{_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}",
-        f"free {_gib(NEEDED_DEVICE_BYTES)}: close other programs and notebooks that use the GPU" if low else "",
+        f"{human_bytes(gpu.free_bytes)} free of {human_bytes(gpu.total_bytes)}",
+        f"free {human_bytes(NEEDED_DEVICE_BYTES)}: close other programs and notebooks that use the GPU" if low else "",
     )
     half = Line(
         "half precision",
@@ -299,15 +287,15 @@ def _judge_host(machine: Machine) -> Line:
     low = machine.host_free_bytes < NEEDED_HOST_BYTES
     return Line(
         "host memory",
-        f"{_gib(machine.host_free_bytes)} free of {_gib(machine.host_total_bytes)}",
-        f"free {_gib(NEEDED_HOST_BYTES)}: close other programs, or set a smaller seq_len" if low else "",
+        f"{human_bytes(machine.host_free_bytes)} free of {human_bytes(machine.host_total_bytes)}",
+        f"free {human_bytes(NEEDED_HOST_BYTES)}: close other programs, or set a smaller seq_len" if low else "",
     )
 
 
 def _judge_disk(machine: Machine) -> Line:
     low = machine.disk_free_bytes < NEEDED_DISK_BYTES
-    advice = f"free {_gib(NEEDED_DISK_BYTES)}, or set TMPDIR to a folder on a larger disk" if low else ""
-    return Line("disk", f"{_gib(machine.disk_free_bytes)} free for temporary files", advice)
+    advice = f"free {human_bytes(NEEDED_DISK_BYTES)}, or set TMPDIR to a folder on a larger disk" if low else ""
+    return Line("disk", f"{human_bytes(machine.disk_free_bytes)} free for temporary files", advice)
 
 
 def _judge_threads(machine: Machine) -> Line:
@@ -349,7 +337,3 @@ def _version(package: str) -> str | None:
 def dotted(version: tuple[int, ...]) -> str:
     """A version as people write it: (2, 6) -> "2.6"."""
     return ".".join(map(str, version))
-
-
-def _gib(count: int) -> str:
-    return f"{count / GIB:.1f} GiB"

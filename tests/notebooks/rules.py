@@ -196,9 +196,12 @@ def nothing_revealed(student: NotebookNode, cuts: list[Cut]) -> Iterator[str]:
 
 
 def exercises_tried(notebook: NotebookNode, solved: bool) -> Iterator[str]:
-    """An untouched stub says "not tried yet"; a solved exercise never does."""
+    """An untouched stub says "Not tried yet"; a solved exercise says "Right." and nothing else."""
     for number, cell in enumerate(code_cells(notebook), start=1):
-        untried = any("not tried yet" in text.lower() for text in output_texts(cell))
-        if "exercise" in tags(cell) and untried == solved:
-            state = "says" if solved else "does not say"
-            yield f'the exercise in code cell {number} {state} "not tried yet"'
+        if "exercise" not in tags(cell):
+            continue
+        said = "\n".join(output_texts(cell))
+        if solved and ("Right." not in said or "Not tried yet" in said or "Not yet." in said):
+            yield f"the solved exercise in code cell {number} says {said.strip()[:80]!r}"
+        if not solved and "Not tried yet" not in said:
+            yield f"the untouched exercise in code cell {number} says {said.strip()[:80]!r}"

@@ -153,14 +153,25 @@ def exercise(text: str) -> NotebookNode:
     return notebook
 
 
-def test_an_untouched_stub_must_say_so_and_a_solution_must_not() -> None:
-    untried, right = exercise("Not tried yet: fill in total_bytes\n"), exercise("Right.\n")
+def test_an_untouched_stub_must_say_so_and_a_solution_must_be_right() -> None:
+    untried, right, wrong = (
+        exercise("Not tried yet: replace the line.\n"),
+        exercise("Right. So it is.\n"),
+        exercise("Not yet. Why?"),
+    )
     assert list(rules.exercises_tried(untried, solved=False)) == []
     assert list(rules.exercises_tried(right, solved=True)) == []
-    assert list(rules.exercises_tried(right, solved=False)) == [
-        'the exercise in code cell 5 does not say "not tried yet"'
-    ]
-    assert list(rules.exercises_tried(untried, solved=True)) == ['the exercise in code cell 5 says "not tried yet"']
+    for notebook, solved, fault in (
+        (right, False, "the untouched exercise in code cell 5 says 'Right. So it is.'"),
+        (untried, True, "the solved exercise in code cell 5 says 'Not tried yet: replace the line.'"),
+        (wrong, True, "the solved exercise in code cell 5 says 'Not yet. Why?'"),
+        (
+            exercise("Right. Not yet. Second case"),
+            True,
+            "the solved exercise in code cell 5 says 'Right. Not yet. Second case'",
+        ),
+    ):
+        assert list(rules.exercises_tried(notebook, solved)) == [fault]
 
 
 def test_a_line_of_a_solution_is_found_wherever_a_student_could_see_it() -> None:
