@@ -25,26 +25,27 @@ GPT2_SIZES = {
 }
 GPT2_HUB_NAMES = {"small": "gpt2", "medium": "gpt2-medium", "large": "gpt2-large", "xl": "gpt2-xl"}
 
-_LLAMA_2 = {"vocab_size": 32000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-_LLAMA_3 = {"vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
+
+def _llama_shape(
+    width: int, ffn_width: int, layers: int, heads: int, kv_heads: int, vocabulary: int, positions: int
+) -> dict[str, int]:
+    return {
+        "hidden_size": width,
+        "intermediate_size": ffn_width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+    }
+
+
 LLAMA_SIZES = {
-    "tiny": {
-        "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 256, "max_position_embeddings": 2048,
-    },
-    "llama-2-7b": dict(
-        hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=32, **_LLAMA_2,
-    ),
-    "llama-2-70b": dict(
-        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
-        num_key_value_heads=8, **_LLAMA_2,
-    ),
-    "llama-3-8b": dict(
-        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, **_LLAMA_3,
-    ),
-}  # fmt: skip
+    "tiny": _llama_shape(64, 172, 2, 4, 2, 256, 2048),
+    "llama-2-7b": _llama_shape(4096, 11008, 32, 32, 32, 32000, 4096),
+    "llama-2-70b": _llama_shape(8192, 28672, 80, 64, 8, 32000, 4096),
+    "llama-3-8b": _llama_shape(4096, 14336, 32, 32, 8, 128256, 8192),
+}
 
 
 class TransformerBlock(nn.Module):
