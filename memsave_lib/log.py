@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from memsave_lib import _compat
 from memsave_lib.regions import is_recomputing
@@ -84,7 +85,7 @@ class Log(_compat.TorchDispatchMode):
         self._parameter_names = {id(p): name for name, p in model.named_parameters()} if model else {}
         self._op_names: dict[torch._ops.OpOverload, str] = {}
         self._thread = threading.get_ident()
-        self._hooks: ExitStack = ExitStack()
+        self._leaf_hooks: list[RemovableHandle] = []
         self._path: list[str] = []  # names of the modules whose forward is running
         self._span_starts: list[int] = [0]  # sequence number at which ...
         self._span_paths: list[str] = [""]  # ... this module took over
@@ -97,7 +98,6 @@ class Log(_compat.TorchDispatchMode):
     # What the meter listens to
 
     def listen(self, stack: ExitStack) -> None:
-        self._hooks = stack
         stack.callback(self._close)
         for parameter in self._model.parameters() if self._model else ():
             self._existing(parameter, "parameter")
@@ -118,6 +118,8 @@ class Log(_compat.TorchDispatchMode):
     def _close(self) -> None:
         self._end_of_forward()
         self._mark_gradients()
+        for handle in self._leaf_hooks:
+            handle.remove()
         self._refs.clear()  # from here on nothing is recorded: the callbacks die with their references
 
     def _enter_module(self, module: nn.Module, inputs: object) -> None:
@@ -240,8 +242,7 @@ class Log(_compat.TorchDispatchMode):
             self.live_bytes += facts.nbytes
         if tensor.is_leaf and tensor.requires_grad and not ref.facts.leaf_hooked:
             ref.facts.leaf_hooked = True
-            handle = tensor.register_post_accumulate_grad_hook(self._mark_gradient)
-            self._hooks.callback(handle.remove)
+            self._leaf_hooks.append(tensor.register_post_accumulate_grad_hook(self._mark_gradient))
         if label is not None:
             ref.facts.label = label
         return ref.facts
