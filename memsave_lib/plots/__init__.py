@@ -1,0 +1,27 @@
+"""Figures of the course: each function turns data into a picture and a sentence that holds its numbers.
+
+Nothing here touches a model, and nothing keeps state: figures are built without pyplot, so that any thread may draw.
+Colors are those of Okabe and Ito, which people with any kind of color vision can tell apart; hatches, markers and
+line styles repeat what the color says. Memory is drawn in binary units, with one unit for the whole figure.
+"""
+
+from memsave_lib.plots.bars import block_terms, bytes_by_category, bytes_per_flop, predicted_and_measured
+from memsave_lib.plots.curves import Option, bytes_against, pareto_front, trade_off
+from memsave_lib.plots.drawing import LOOKS, Shown
+from memsave_lib.plots.plans import plan_picture
+from memsave_lib.plots.timeline import memory_timeline
+
+__all__ = [
+    "LOOKS",
+    "Option",
+    "Shown",
+    "block_terms",
+    "bytes_against",
+    "bytes_by_category",
+    "bytes_per_flop",
+    "memory_timeline",
+    "pareto_front",
+    "plan_picture",
+    "predicted_and_measured",
+    "trade_off",
+]

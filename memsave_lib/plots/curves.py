@@ -1,0 +1,214 @@
+"""Curves and points: bytes against a number, and bytes against what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memsave_lib.plots.drawing import BLACK, BLUE, DPI, GREY, PALE, SERIES, SMALL, TEXT, WIDTH, YELLOW, Shown, axes_at
+from memsave_lib.units import exact_bytes, human_bytes, unit_for
+
+if TYPE_CHECKING:
+    from memsave_lib.compare import Measurement
+
+
+def bytes_against(
+    name: str,
+    curves: Mapping[str, Mapping[int, int]],
+    measured: Mapping[str, Mapping[int, int]] | None = None,
+    mark: int | None = None,
+    what: str = "saved bytes",
+) -> Shown:
+    """Bytes as a function of one number: predicted as lines, measured as rings on them.
+
+    Args:
+        name: of that number: ``"seq_len"``, ``"checkpoint_every"``.
+        curves: label -> {number: predicted bytes}.
+        measured: label -> {number: measured bytes}; labels as in ``curves``.
+        mark: a number to point at, with its bytes.
+        what: the bytes meant, for the axis and the sentence.
+    """
+    measured = measured or {}
+    if unknown := sorted(set(measured) - set(curves)):
+        raise ValueError(f"measured has {unknown[0]!r}, the curves are {', '.join(map(repr, curves))}")
+    figure = Figure(figsize=(WIDTH, 3.3), dpi=DPI, facecolor="white")
+    axes = axes_at(figure, 0.75, 0.55, 5.3, 2.55)
+    draw_bytes_against(axes, name, curves, measured, mark, what)
+    return Shown(figure, _against_sentence(name, curves, measured, mark, what))
+
+
+def draw_bytes_against(
+    axes: Axes,
+    name: str,
+    curves: Mapping[str, Mapping[int, int]],
+    measured: Mapping[str, Mapping[int, int]],
+    mark: int | None,
+    what: str,
+) -> None:
+    """The drawing of :func:`bytes_against`, into axes of any size; each curve carries its name at its right end."""
+    top = max(max(curve.values()) for curve in (*curves.values(), *measured.values()) if curve)
+    unit, size = unit_for(top)
+    ends = []
+    for (label, curve), (color, marker, line) in zip(curves.items(), SERIES, strict=False):
+        numbers = sorted(curve)
+        axes.plot(
+            numbers, [curve[n] / size for n in numbers], line, color=color, marker=marker, markersize=3.5, linewidth=1.6
+        )
+        points = measured.get(label, {})
+        axes.plot(
+            list(points), [count / size for count in points.values()], marker, color=color, markersize=9,
+            markerfacecolor="none", markeredgewidth=1.6,
+        )  # fmt: skip
+        ends.append((curve[numbers[-1]] / size, f"  {label}", color))
+        if mark is not None and mark in curve:
+            axes.plot(mark, curve[mark] / size, marker="o", markersize=8, color=BLACK)
+            axes.annotate(
+                human_bytes(curve[mark]), (mark, curve[mark] / size), (6, 7), textcoords="offset points", fontsize=TEXT
+            )
+    axes.set(ylim=(0, 1.15 * top / size))
+    right = max(max(curve) for curve in curves.values())
+    for height, label, color in _spread(ends, 0.075 * 1.15 * top / size):
+        axes.text(right, height, label, color=color if color != YELLOW else BLACK, va="center", fontsize=TEXT)
+    if mark is not None:
+        axes.axvline(mark, color=BLACK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel(name, fontsize=TEXT)
+    axes.set_ylabel(f"{what}, {unit}", fontsize=TEXT)
+
+
+def _against_sentence(
+    name: str,
+    curves: Mapping[str, Mapping[int, int]],
+    measured: Mapping[str, Mapping[int, int]],
+    mark: int | None,
+    what: str,
+) -> str:
+    parts = []
+    for label, curve in curves.items():
+        numbers = [mark] if mark in curve else [min(curve), max(curve)]
+        parts.append(
+            f"{label}, predicted {what}: " + ", ".join(f"{exact_bytes(curve[n])} at {name} {n}" for n in numbers)
+        )
+        if points := measured.get(label):
+            worst = max(abs(count - curve[n]) for n, count in points.items() if n in curve)
+            parts.append(f"measured at {name} {', '.join(map(str, points))}, largest difference {worst:,} bytes")
+    return "; ".join(parts) + "."
+
+
+@dataclass(frozen=True)
+class Option:
+    """A point of the trade-off plot: what a strategy holds, and what it costs in ``FLOPs`` or ``seconds``."""
+
+    label: str
+    nbytes: int
+    cost: float
+
+
+def trade_off(
+    options: Sequence[Option] | Sequence[Measurement], *, memory: str = "saved", cost: str = "FLOPs"
+) -> Shown:
+    """Memory against cost, each relative to nothing but the first option's cost; the best trades are joined by a line.
+
+    An option is worth having when no other one is at most as large and at most as expensive (the Pareto front).
+
+    Args:
+        options: points of your own, or measurements of :func:`memsave_lib.compare`. The first is cost 1.
+        memory: of measurements, ``"saved"`` or ``"peak"`` bytes.
+        cost: ``"FLOPs"`` or ``"seconds"`` of a step. Seconds are drawn, but never said: they differ from run to run.
+    """
+    points = [_option(option, memory, cost) for option in options]
+    if not points:
+        raise ValueError("options is empty: nothing to draw")
+    base = points[0].cost
+    unit, size = unit_for(max(point.nbytes for point in points))
+    best = pareto_front(points)
+    figure = Figure(figsize=(WIDTH, 3.9), dpi=DPI, facecolor="white")
+    axes = axes_at(figure, 0.75, 0.55, WIDTH - 1.0, 3.15)
+    axes.step(
+        [point.cost / base for point in best],
+        [point.nbytes / size for point in best],
+        where="post",
+        color=BLUE,
+        linewidth=1.2,
+    )
+    for point in points:
+        axes.plot(
+            point.cost / base, point.nbytes / size, "o", markersize=8, color=BLUE if point in best else GREY,
+            markerfacecolor=BLUE if point in best else "white", markeredgewidth=1.5,
+        )  # fmt: skip
+    costs = [point.cost / base for point in points]
+    spread = max(max(costs) - min(costs), 0.05)
+    axes.set(xlim=(min(costs) - 0.06 * spread, max(costs) + 0.3 * spread))
+    axes.set_ylim(0, 1.15 * max(point.nbytes for point in points) / size)
+    _label_points(axes, [(point.cost / base, point.nbytes / size, point.label) for point in points])
+    axes.set_xlabel(f"{cost} of a step ({points[0].label} = 1)", fontsize=TEXT)
+    axes.set_ylabel(f"{memory} bytes, {unit}", fontsize=TEXT)
+    filled = axes.plot([], [], "o-", markersize=8, color=BLUE, label="best trades: no other option is better in both")[
+        0
+    ]
+    axes.legend(handles=[filled], loc="upper right", fontsize=SMALL, frameon=False)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    said = [
+        f"{point.label}: {exact_bytes(point.nbytes)}"
+        + (f" at {point.cost / base:.4f} times the FLOPs" if cost == "FLOPs" else "")
+        for point in points
+    ]
+    front = f" Best trades: {', '.join(point.label for point in best)}." if cost == "FLOPs" else ""
+    return Shown(figure, "; ".join(said) + "." + front)
+
+
+def pareto_front(options: Sequence[Option]) -> list[Option]:
+    """Options that no other one beats in bytes without costing more, or in cost without being larger; by cost."""
+    front: list[Option] = []
+    for option in sorted(options, key=lambda option: (option.cost, option.nbytes)):
+        if not front or option.nbytes < front[-1].nbytes:
+            front.append(option)
+    return front
+
+
+def _option(option: Option | Measurement, memory: str, cost: str) -> Option:
+    if memory not in ("saved", "peak") or cost not in ("FLOPs", "seconds"):
+        raise ValueError(f'memory is "saved" or "peak" and cost "FLOPs" or "seconds", got {memory!r} and {cost!r}')
+    if isinstance(option, Option):
+        return option
+    price = option.step_flops if cost == "FLOPs" else option.step_seconds
+    if price is None:
+        raise ValueError(f"{option.label} was not timed: measure it with repeats=5 to plot seconds")
+    return Option(option.label, getattr(option, f"{memory}_bytes"), price)
+
+
+def _spread(ends: list[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:
+    """Labels at their heights, moved up where they would lie on each other."""
+    placed: list[tuple[float, str, str]] = []
+    for height, label, color in sorted(ends):
+        lowest = placed[-1][0] + gap if placed else height
+        placed.append((max(height, lowest), label, color))
+    return placed
+
+
+#: Offsets in points and alignment of a label beside its point, the best first.
+LABEL_PLACES = ((6, 10, "left"), (6, 22, "left"), (9, 0, "left"), (6, -10, "left"), (-9, 0, "right"), (6, 34, "left"))
+
+
+def _label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """A label beside each point: the first of several places where it lies on no other label and no point."""
+    taken = [
+        np.array([*axes.transData.transform((x, y)) - 6, *axes.transData.transform((x, y)) + 6]) for x, y, _ in points
+    ]
+    for x, y, label in points:
+        for dx, dy, side in LABEL_PLACES:
+            text = axes.annotate(
+                label, (x, y), (dx, dy), textcoords="offset points", ha=side, va="center", fontsize=SMALL
+            )
+            box = np.ravel(text.get_window_extent().get_points())
+            if not any((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all() for other in taken):
+                break
+            text.remove()
+        else:
+            axes.annotate(label, (x, y), (9, 0), textcoords="offset points", va="center", fontsize=SMALL)
+        taken.append(box)

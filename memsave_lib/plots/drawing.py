@@ -1,0 +1,105 @@
+"""What all figures share: colors, a figure with its sentence, axes placed in inches, legends."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+BLACK, GREY, PALE = "#000000", "#6E6E6E", "#D9D9D9"
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+VERMILION, SKY, YELLOW = "#D55E00", "#56B4E9", "#F0E442"
+SERIES = ((BLUE, "o", "-"), (VERMILION, "s", "--"), (GREEN, "^", "-."), (PURPLE, "D", ":"), (BLACK, "v", "-"))
+#: Color and hatch of each category, in the order in which they are stacked.
+LOOKS = {
+    "parameter": (BLUE, ""),
+    "buffer": (BLUE, "xx"),
+    "optimizer": (GREY, ".."),
+    "gradient": (PURPLE, "\\\\\\"),
+    "input": (YELLOW, ""),
+    "activation": (ORANGE, ""),
+    "recomputed": (VERMILION, "///"),
+    "output": (GREEN, "--"),
+    "temporary": (SKY, ""),
+}
+PHASE_TINTS = {"forward": "#E8E8E8", "backward": "#CFCFCF", "optimizer": "#B0B0B0"}
+WIDTH, DPI = 8.0, 132
+TEXT, SMALL = 9.5, 8.5
+POINTS = 400
+#: A category below this share of the largest bar or curve cannot be seen: the legend leaves it out.
+SLIVER = 0.003
+ON_WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure and the sentence that says what it shows, with its numbers: for who cannot see it, and for tests."""
+
+    figure: Figure
+    sentence: str
+
+    def png(self, dpi: int = DPI) -> bytes:
+        """The picture, encoded."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=dpi, facecolor="white")
+        return buffer.getvalue()
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.sentence}
+
+
+def labeled_pairs(values: object, name: str) -> list[tuple[str, object]]:
+    pairs = list(values.items() if isinstance(values, Mapping) else values)
+    if not pairs:
+        raise ValueError(f"{name} is empty: nothing to draw")
+    return pairs
+
+
+def axes_at(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes at a place given in inches, without the frame's upper and right side."""
+    across, up = figure.get_size_inches()
+    axes = figure.add_axes((left / across, bottom / up, width / across, height / up))
+    axes.set_facecolor("white")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.label.set_fontsize(TEXT)
+    return axes
+
+
+def bar_figure(
+    rows: int, *, left: float, right: float = 0.25, row: float = 0.3, top: float = 0.12
+) -> tuple[Figure, Axes]:
+    """A figure for horizontal bars, first row on top; margins and the height of a row in inches."""
+    figure = Figure(figsize=(WIDTH, rows * row + top + 0.62), dpi=DPI, facecolor="white")
+    axes = axes_at(figure, left, 0.5, WIDTH - left - right, rows * row + 0.1)
+    axes.set_ylim(rows - 0.45, -0.55)
+    return figure, axes
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=TEXT)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def label_inches(labels: Collection[str] | Iterator[str]) -> float:
+    return 0.25 + 0.075 * max(map(len, labels))
+
+
+def category_legend(figure: Figure, names: Sequence[str]) -> None:
+    handles = [
+        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor="white", linewidth=0, label=name)
+        for name in names
+    ]
+    figure.legend(
+        handles=handles, loc="upper left", ncols=len(names), fontsize=SMALL, frameon=False, borderaxespad=0.3,
+        handlelength=1.4, columnspacing=1.4,
+    )  # fmt: skip
