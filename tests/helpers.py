@@ -51,7 +51,7 @@ def autocast(shape: BlockShape) -> contextlib.AbstractContextManager[object]:
     return torch.autocast("cpu", getattr(torch, shape.autocast))
 
 
-def build_stack(shape: BlockShape, n_layers: int, causal: bool = True) -> BlockStack:
+def build_stack(shape: BlockShape, n_layers: int) -> BlockStack:
     """The stack of blocks that ``shape`` describes."""
     torch.manual_seed(0)
     stack = BlockStack(
@@ -60,7 +60,7 @@ def build_stack(shape: BlockShape, n_layers: int, causal: bool = True) -> BlockS
         shape.heads,
         ffn_mult=shape.ffn_mult,
         dropout=shape.dropout,
-        causal=causal,
+        causal=shape.causal,
         attention=shape.attention,
     )
     return stack.to(getattr(torch, shape.dtype))

@@ -1,25 +1,13 @@
-"""Closed forms for the memory of training a transformer: whole numbers of bytes, term by term, without torch.
-
-Letters, where a formula is written out: ``s`` positions, ``b`` sequences in the batch, ``h`` width of the
-residual stream, ``a`` attention heads, ``f`` width of the feed-forward layer, ``V`` vocabulary, ``c`` bytes
-per element, ``L`` blocks; ``sbh = s*b*h``.
-
-*Saved bytes* are the unique storages that autograd holds at the end of forward, parameters left out and the
-input of the first block included. Every CPU formula is compared with PyTorch's own saved-tensor hooks in
-the tests: the difference is 0 bytes. Formulas for ``device="cuda"`` follow from the source of the kernels
-and have not been run on a GPU yet.
-
-The 16 units of ``c*sbh`` and the terms quadratic in ``s`` are those of Korthikanti et al., "Reducing
-Activation Recomputation in Large Transformer Models" (2022), section 4; the LayerNorm statistics and the
-log-sum-exp, which the paper leaves out, are counted here.
-"""
+"""Saved bytes of the course's block and of a stack of blocks, in closed form."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from memsave_lib.strategies import OPS, Plan
+from memsave_lib.arguments import whole_number
+from memsave_lib.plan import Plan
+from memsave_lib.strategies import OPS
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -38,7 +26,7 @@ class BlockShape:
 
     Args:
         batch, seq_len, hidden: shape of the input.
-        heads, ffn_mult, dropout, attention: as in the block.
+        heads, ffn_mult, dropout, causal, attention: as in the block. ``causal`` changes no saved byte.
         dtype: of parameters and input.
         autocast: ``"bfloat16"`` or ``"float16"`` when the step runs under ``torch.autocast``; ``dtype`` is
             then float32.
@@ -51,6 +39,7 @@ class BlockShape:
     heads: int
     ffn_mult: int = 4
     dropout: float = 0.0
+    causal: bool = True
     attention: str = "sdpa"
     dtype: str = "float32"
     autocast: str | None = None
@@ -58,7 +47,7 @@ class BlockShape:
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_len", "hidden", "heads", "ffn_mult"):
-            _positive(name, getattr(self, name))
+            whole_number(name, getattr(self, name))
         if self.hidden % self.heads:
             raise ValueError(f"heads must divide hidden: {self.hidden} is not a multiple of {self.heads}")
         if isinstance(self.dropout, bool) or not 0.0 <= self.dropout < 1.0:
@@ -68,12 +57,8 @@ class BlockShape:
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f'device must be "cpu" or "cuda", got {self.device!r}')
         element_bytes(self.dtype)
-        if self.autocast is not None and (
-            element_bytes(self.autocast) != 2 or element_bytes(self.dtype) != 4
-        ):
-            raise ValueError(
-                f"autocast is bfloat16 or float16 over float32, got {self.autocast!r} over {self.dtype!r}"
-            )
+        if self.autocast is not None and (element_bytes(self.autocast) != 2 or element_bytes(self.dtype) != 4):
+            raise ValueError(f"autocast is bfloat16 or float16 over float32, got {self.autocast!r} over {self.dtype!r}")
 
     @property
     def ffn(self) -> int:
@@ -116,9 +101,7 @@ def block_terms(shape: BlockShape, recompute_ops: Collection[str] = ()) -> dict[
     wide = work * shape.batch * shape.seq_len * shape.ffn
     mask = _dropout_mask_bytes(shape, shape.elements)
     attention = (
-        _attention_terms(shape)
-        if "attention" not in recompute_ops
-        else {"queries, keys, values": 3 * hidden_state}
+        _attention_terms(shape) if "attention" not in recompute_ops else {"queries, keys, values": 3 * hidden_state}
     )
     terms = {
         "norm 1 input": shape.checkpoint_bytes,
@@ -165,17 +148,16 @@ def _attention_terms(shape: BlockShape) -> dict[str, int]:
         log_sum_exp = max(4, work) * shape.batch * shape.heads * positions
         return {"queries, keys, values": 3 * hidden_state, "log-sum-exp": log_sum_exp}
     # PyTorch's own fallback for dropout on a CPU computes the same as attention="math", but never below
-    # float32, and scales queries and keys where our block scales the queries.
+    # float32, and scales queries and keys where our block scales the scores.
     fallback = shape.attention == "sdpa"
     size = max(4, work) if fallback else work
     operands = 3 * size * shape.elements
-    if shape.batch == 1 or shape.heads == 1:
-        # A batched matrix product copies its transposed operands, but with one sequence or one head it can
-        # use views of the QKV projection's output, and those keep all three parts of it. Scaled or
-        # converted operands are new tensors anyway.
-        fresh = (2 if fallback else 1) * size * shape.elements
-        converted = size != work
-        operands = operands if converted else fresh + 3 * hidden_state
+    if fallback and size == work and (shape.batch == 1 or shape.heads == 1):
+        # A batched matrix product copies its operands, but with one sequence or one head it can use a view of the
+        # values in the QKV projection's output, which keeps queries and keys with them. Those are there twice then,
+        # because they were scaled. In float32 made from a narrower type all three are new tensors anyway; and in
+        # attention="math", which scales later, all three are views.
+        operands = 5 * size * shape.elements
     dropped = bool(shape.dropout)
     return {
         "queries, keys, values": operands,
@@ -205,10 +187,3 @@ def _weight_copy_bytes(shape: BlockShape, keep_norm: bool, keep_activation: bool
     hidden, ffn = shape.hidden, shape.ffn
     kept = hidden * hidden + (3 * hidden * hidden + hidden * ffn) * keep_norm + ffn * hidden * keep_activation
     return shape.work_bytes * kept
-
-
-def _positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number of at least 1, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
