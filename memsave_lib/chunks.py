@@ -17,7 +17,7 @@ from torch import Tensor
 from memsave_lib import _compat
 from memsave_lib.placement import BLOCK_BY_BLOCK
 from memsave_lib.plan import Segment
-from memsave_lib.regions import Counts, run_segments
+from memsave_lib.regions import Counts, Stack, run_segments
 from memsave_lib.strategies import Strategy
 
 
@@ -36,6 +36,7 @@ class Chunk:
         cls,
         segment: Segment,
         call_block: Callable[..., Any],
+        blocks: Sequence[object],
         names: Sequence[str],
         counts: Counts,
         args: tuple,
@@ -55,7 +56,7 @@ class Chunk:
             return hidden, (*rests, rest)
 
         hidden, *fixed = _split_first(args, kwargs)
-        hidden, rests = run_segments((segment,), call, counts, (hidden, ()), *fixed)
+        hidden, rests = run_segments((segment,), Stack(call, blocks, counts), (hidden, ()), *fixed)
         followers = dict(enumerate(rests[1:], start=segment.start + 1))
         chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers)
         return chunk, _join_output(hidden, rests[0])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _MARK = "_memsave_intercepted"
+_MEMBERS = "_memsave_members"
 
 
 def intercept(instance: object, members: Mapping[str, object]) -> None:
@@ -24,13 +25,18 @@ def intercept(instance: object, members: Mapping[str, object]) -> None:
         "__doc__": original.__doc__,
         "__reduce_ex__": _reduce_as(original),
         _MARK: original,
+        _MEMBERS: tuple(members),
     }
     instance.__class__ = type(original)(original.__name__, (original,), namespace)
 
 
 def release(instance: object) -> None:
     """Give an intercepted object its own class back."""
+    kind = type(instance)
     instance.__class__ = original_class(instance)
+    # A class lives until the garbage collector comes by; its members must not hold a model alive till then.
+    for name in vars(kind)[_MEMBERS]:
+        delattr(kind, name)
 
 
 def is_intercepted(instance: object) -> bool:

@@ -81,7 +81,7 @@ def check_applicable(model: nn.Module, strategy: Strategy, plan: Plan, blocks: l
             )
     if any(_compat.hugging_face_switch_is_on(module) for module in present):
         raise ValueError(SWITCH_IS_ON)
-    if owner is None and any(segment.recompute and segment.n_blocks > 1 for segment in plan.segments):
+    if owner is None and plan.has_chunks:
         raise ValueError(
             f"{strategy} runs several blocks as one region, which needs a module that calls them in order; "
             f"{type(model).__name__} does not: use memsave_lib.run(blocks, x, strategy)"

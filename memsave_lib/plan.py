@@ -72,6 +72,11 @@ class Plan:
         )
 
     @property
+    def has_chunks(self) -> bool:
+        """Whether some region spans several blocks."""
+        return any(segment.recompute and segment.n_blocks > 1 for segment in self.segments)
+
+    @property
     def n_regions(self) -> int:
         """Region inputs alive at the end of forward: the checkpoints."""
         return sum(segment.recompute for segment in self.segments)

@@ -1,18 +1,18 @@
 """A region: a function of which only the inputs survive forward, and which backward runs again.
 
-PyTorch's ``checkpoint`` does the work. What is added here: every tensor argument reaches it, regions nest, and each run
-knows whether it is the first one.
+PyTorch's ``checkpoint`` does the work. What is added here: every tensor argument reaches it, regions nest, each run
+knows whether it is the first one, and a second run that could not repeat the first is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -44,21 +44,25 @@ class Region:
     """A function that ``checkpoint`` calls in forward and again in backward; it knows which of the two it is."""
 
     function: Callable[..., Any]
-    template: list[Any]  # leaves of (args, kwargs); None where a tensor goes
+    arguments: tuple[tuple, dict[str, Any]] | None  # of the first run: the caller's own lists and dicts
+    template: list[Any]  # leaves of (args, kwargs), for all other runs; None where a tensor goes
     spec: object
     tensor_slots: list[int]
+    weights: Callable[[], Iterable[Tensor]]
     counts: Counts
-    runs: int = 0
+    read: list[tuple[Tensor, int]] = field(default_factory=list)  # weights of the first run, and their versions
 
     def __call__(self, *tensors: Tensor) -> Any:
+        if self.arguments is not None:
+            (args, kwargs), self.arguments = self.arguments, None
+            self.read = [(weight, _version(weight)) for weight in self.weights()]
+            self.counts.region_forwards += not is_recomputing()
+            return self.function(*args, **kwargs)
+        self._check_weights()
         leaves = list(self.template)
         for slot, tensor in zip(self.tensor_slots, tensors, strict=True):
             leaves[slot] = tensor
         args, kwargs = _compat.tree_unflatten(leaves, self.spec)
-        self.runs += 1
-        if self.runs == 1:
-            self.counts.region_forwards += not is_recomputing()
-            return self.function(*args, **kwargs)
         self.counts.region_recomputes += 1
         token = _recomputing.set(True)
         try:
@@ -66,32 +70,78 @@ class Region:
         finally:
             _recomputing.reset(token)
 
+    def _check_weights(self) -> None:
+        """Without recomputation autograd itself notices a weight that changes before backward has used it."""
+        for now, (weight, version) in zip(self.weights(), self.read, strict=True):
+            if now is not weight or _version(now) != version:
+                how = "modified by an inplace operation" if now is weight else "replaced"
+                raise RuntimeError(
+                    f"one of the weights needed to recompute a block has been {how} since forward: {list(now.shape)} "
+                    f"of {now.dtype}; run backward before the optimizer step, and inside torch.func.functional_call"
+                )
 
-def run_region(counts: Counts, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+
+def run_region(
+    counts: Counts, weights: Callable[[], Iterable[Tensor]], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Call ``function`` so that only its tensor arguments survive until backward, which calls it again.
 
     Every tensor, keyword arguments and nested ones included, reaches ``checkpoint`` by position: only those
     pass through saved-tensor hooks and tell it which device's random state to keep.
+
+    Args:
+        weights: gives the tensors that ``function`` reads besides its arguments, as far as known.
     """
     leaves, spec = _compat.tree_flatten((args, kwargs))
     slots = [slot for slot, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     template = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    region = Region(function, template, spec, slots, counts)
-    return checkpoint(region, *(leaves[slot] for slot in slots), use_reentrant=False, preserve_rng_state=True)
+    region = Region(function, (args, kwargs), template, spec, slots, weights, counts)
+    tensors = [leaves[slot] for slot in slots]
+    versions = [_version(tensor) for tensor in tensors]
+    output = checkpoint(region, *tensors, use_reentrant=False, preserve_rng_state=True)
+    for tensor, version in zip(tensors, versions, strict=True):
+        if _version(tensor) != version and _needs_backward(output):
+            raise RuntimeError(
+                f"a recomputed block changed its input in place ({list(tensor.shape)} of {tensor.dtype}), so nothing "
+                f"is left to recompute it from: let its first operation work out of place, or keep this block"
+            )
+    return output
 
 
-BlockCall = Callable[..., Any]  # (block index, state, *fixed) -> state
+def _version(tensor: Tensor) -> int:
+    # Tensors made in inference mode have no version, and cannot be saved for backward either.
+    return 0 if tensor.is_inference() else tensor._version
 
 
-def run_segments(segments: Sequence[Segment], call: BlockCall, counts: Counts, state: Any, *fixed: Any) -> Any:
+def _needs_backward(output: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in _compat.tree_flatten(output)[0])
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks as regions see them."""
+
+    call: Callable[..., Any]  # (block index, state, *fixed) -> state
+    blocks: Sequence[object]
+    counts: Counts
+
+    def weights(self, segment: Segment) -> Iterator[Tensor]:
+        """Parameters of the segment's blocks; of plain functions none are known."""
+        for block in self.blocks[segment.start : segment.stop]:
+            if isinstance(block, nn.Module):
+                yield from block.parameters()
+
+
+def run_segments(segments: Sequence[Segment], stack: Stack, state: Any, *fixed: Any) -> Any:
     """Send ``state`` through all blocks of ``segments``, each region under checkpoint; nested regions nest."""
     for segment in segments:
         if segment.recompute:
-            state = run_region(counts, partial(run_segments, segment.body(), call, counts), state, *fixed)
+            body = partial(run_segments, segment.body(), stack)
+            state = run_region(stack.counts, partial(stack.weights, segment), body, state, *fixed)
         else:
             for index in range(segment.start, segment.stop):
-                counts.block_recomputes += is_recomputing()
-                state = call(index, state, *fixed)
+                stack.counts.block_recomputes += is_recomputing()
+                state = stack.call(index, state, *fixed)
     return state
 
 
@@ -108,4 +158,4 @@ class AttentionRegions(TorchFunctionMode):
         if function is not F.scaled_dot_product_attention:
             return function(*args, **(kwargs or {}))
         self.entered += 1
-        return run_region(self.counts, function, *args, **(kwargs or {}))
+        return run_region(self.counts, tuple, function, *args, **(kwargs or {}))

@@ -39,7 +39,7 @@ from memsave_lib.placement import (
     has_regions,
 )
 from memsave_lib.plan import Plan, Segment
-from memsave_lib.regions import AttentionRegions, Counts, is_recomputing, run_region, run_segments
+from memsave_lib.regions import AttentionRegions, Counts, Stack, is_recomputing, run_region, run_segments
 from memsave_lib.strategies import Strategy
 
 
@@ -76,7 +76,7 @@ def run(blocks: Sequence[Callable[[Any], Any]], x: Any, strategy: Strategy) -> A
     if not plan.recompute_ops:
         if not torch.is_grad_enabled():
             plan = Plan(plan.n_blocks, (Segment(0, plan.n_blocks),))
-        return run_segments(plan.segments, lambda index, state: blocks[index](state), Counts(), x)
+        return run_segments(plan.segments, Stack(lambda index, state: blocks[index](state), blocks, Counts()), x)
     for index, block in enumerate(blocks):
         if not isinstance(block, nn.Module):
             raise TypeError(f"{strategy} looks inside the blocks, and block {index} is no nn.Module but {block!r}")
@@ -181,7 +181,8 @@ class Applied:
             self._passes.stack.pop()
         if current.chunk is not None:
             raise RuntimeError(current.chunk.skipped("the end of the model's call"))
-        refuse_repeated_hidden_states(output, self.strategy)
+        if self.plan.has_chunks:
+            refuse_repeated_hidden_states(output, self.strategy)
         return output
 
     def _call_block(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -208,13 +209,13 @@ class Applied:
                 f"recomputing would append to it twice. Call the model with use_cache=False and without a cache"
             )
         if segment.n_blocks == 1:
-            return run_region(self._counts, partial(self._run_block, index), *args, **kwargs)
+            return run_region(self._counts, block.parameters, partial(self._run_block, index), *args, **kwargs)
         if current is self._passes.outside or index != segment.start:
             raise RuntimeError(
                 f"{self._names[index]} was called on its own, but {self.strategy} recomputes blocks {segment.start} "
                 f"to {segment.stop - 1} as one region: call {type(self._owner).__name__}, which calls them in order"
             )
-        current.chunk, output = Chunk.run(segment, self._original, self._names, self._counts, args, kwargs)
+        current.chunk, output = Chunk.run(segment, self._original, self.blocks, self._names, self._counts, args, kwargs)
         return output
 
     def _position(self, block: nn.Module, current: _Pass) -> int:
@@ -252,7 +253,7 @@ class Applied:
             def method(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 if not torch.is_grad_enabled():
                     return original(block, *args, **kwargs)
-                return run_region(self._counts, partial(original, block), *args, **kwargs)
+                return run_region(self._counts, block.parameters, partial(original, block), *args, **kwargs)
 
             return method
 

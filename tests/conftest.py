@@ -10,6 +10,9 @@ from hypothesis import settings
 settings.register_profile("course", derandomize=True, deadline=None)
 settings.load_profile("course")
 
+# Tests use tiny tensors, for which threads only wait for each other.
+torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
