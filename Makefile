@@ -44,7 +44,7 @@ $(INSTALLED_DEV): $(INSTALLED) requirements-dev.txt
 	@touch $@
 
 lab: $(INSTALLED)
-	$(PY) -m jupyterlab notebooks/00_start_here.ipynb $(ARGS)
+	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
 
 run: $(INSTALLED)
 	$(PY) notebooks/run.py $(ARGS)

@@ -19,8 +19,9 @@ The student notebook gets the lines below ``<stub>``, the solved notebook those 
 markdown cell
 
     <!-- student -->  ...  <!-- /student -->      is left out of the solved notebook,
-    <!-- solved -->   ...  <!-- /solved -->       is left out of the student notebook, and
-    <!-- solution -->                             inside <details> becomes the solution of the exercise above.
+    <!-- solved -->   ...  <!-- /solved -->       is left out of the student notebook,
+    <!-- solution -->                             inside <details> becomes the solution of the exercise above,
+    <!-- colab -->                                becomes a link that opens this very notebook on Colab.
 
 Every marker stands alone on its line. Anything that looks like a marker and is none stops the build.
 """
@@ -34,6 +35,7 @@ import os
 import re
 import sys
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,10 +63,10 @@ METADATA = {
 TAGS = ("parameters", "nbval-ignore-output", "nbval-skip", "exercise")
 
 CODE_MARKERS = ("exercise", "stub", "solution", "/exercise")
-TEXT_MARKERS = ("student", "/student", "solved", "/solved", "solution")
+TEXT_MARKERS = ("student", "/student", "solved", "/solved", "solution", "colab")
 CODE_MARKER = re.compile(r"\s*#\s*<\s*(/?[A-Za-z_-]+)\s*/?>\s*")
 TEXT_MARKER = re.compile(r"\s*<!--\s*(/?[A-Za-z_-]+)\s*-->\s*")
-MARKER_ANYWHERE = re.compile(r"#\s*</?(?:exercise|stub|solution)>|<!--\s*/?(?:student|solved|solution)\s*-->")
+MARKER_ANYWHERE = re.compile(r"#\s*</?(?:exercise|stub|solution)>|<!--\s*/?(?:student|solved|solution|colab)\s*-->")
 
 
 class SourceError(ValueError):
@@ -151,8 +153,11 @@ def cut_code(text: str, variant: Variant, place: Place) -> Cut:
     return Cut("\n".join(kept), tuple(stubs), tuple(solutions))
 
 
-def cut_text(text: str, variant: Variant, solutions: tuple[str, ...], place: Place) -> str:
-    """Resolve the markers of a markdown cell; ``solutions`` are those of the nearest exercise above it."""
+def cut_text(text: str, variant: Variant, solutions: tuple[str, ...], badge: str, place: Place) -> str:
+    """Resolve the markers of a markdown cell; ``solutions`` are those of the nearest exercise above it.
+
+    ``badge`` replaces the marker for Colab; when it is empty the marker's line is left out.
+    """
     kept: list[str] = []
     only: str | None = None
     details = 0
@@ -169,6 +174,8 @@ def cut_text(text: str, variant: Variant, solutions: tuple[str, ...], place: Pla
                 raise place.error(number, "<!-- solution --> has no exercise above it")
             if only in (None, variant):
                 kept.append("```python\n" + "\n\n".join(solutions) + "\n```")
+        elif marker == "colab":
+            kept += [badge] if badge else []
         elif only is None and not marker.startswith("/"):
             only = marker
         elif marker == f"/{only}":
@@ -181,8 +188,16 @@ def cut_text(text: str, variant: Variant, solutions: tuple[str, ...], place: Pla
     return "\n".join(kept).strip("\n")
 
 
-def generate(source: str, name: str, variant: Variant) -> NotebookNode:
-    """The notebook of one variant, not executed.
+def colab_badge(repository: str, path: str) -> str:
+    """A picture that links to the notebook at ``path`` of a public repository "owner/name"; "" without one."""
+    if not repository:
+        return ""
+    page = f"https://colab.research.google.com/github/{repository}/blob/main/{path}"
+    return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({page})"
+
+
+def generate(source: str, name: str, variant: Variant, badge: str = "") -> NotebookNode:
+    """The notebook of one variant, not executed; ``badge`` is the link to Colab.
 
     A cell's id depends on its source text alone, so that it survives a rebuild, a move and a change
     elsewhere, and is the same in both variants.
@@ -204,7 +219,7 @@ def generate(source: str, name: str, variant: Variant) -> NotebookNode:
                 tags = [*tags, *({"exercise"} - set(tags))]
             new = nbformat.v4.new_code_cell(text)
         elif cell.cell_type == "markdown":
-            text = cut_text(cell.source, variant, solutions, place)
+            text = cut_text(cell.source, variant, solutions, badge, place)
             new = nbformat.v4.new_markdown_cell(text)
         else:
             raise place.error(1, f"a source holds code and markdown cells, not {cell.cell_type}")
@@ -305,6 +320,14 @@ class Course:
 
     folder: Path
 
+    @property
+    def repository(self) -> str:
+        """Where the course is published, "owner/name", from pyproject.toml beside the folder; "" when nowhere."""
+        settings = self.folder.parent / "pyproject.toml"
+        if not settings.exists():
+            return ""
+        return tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["memsave"]["repository"]
+
     def names(self, parts: tuple[str, ...] = ()) -> list[str]:
         """Names of the sources in order: all, or those that contain one of ``parts``.
 
@@ -322,7 +345,9 @@ class Course:
 
     def generate(self, name: str, variant: Variant) -> NotebookNode:
         path = self.folder / "src" / f"{name}.py"
-        return generate(path.read_text(encoding="utf-8"), path.name, variant)
+        place = self.target(name, variant).relative_to(self.folder.parent)
+        badge = colab_badge(self.repository, place.as_posix())
+        return generate(path.read_text(encoding="utf-8"), path.name, variant, badge)
 
     def orphans(self) -> list[Path]:
         """Notebooks without a source."""

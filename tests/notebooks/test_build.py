@@ -117,7 +117,7 @@ TEXT_FAULTS = {
     "<details>\n\n<!-- solution -->": (3, "<!-- solution --> has no exercise above it"),
     "<!-- studnet -->": (
         1,
-        "unknown marker '<!-- studnet -->'; known are student, /student, solved, /solved, solution",
+        "unknown marker '<!-- studnet -->'; known are student, /student, solved, /solved, solution, colab",
     ),
     "so <!-- solved -->": (1, "a marker stands alone on its line, got 'so <!-- solved -->'"),
 }
@@ -188,6 +188,20 @@ def test_check_sees_missing_cells(course: build.Course) -> None:
     notebook.cells.pop()
     nbformat.write(notebook, target)
     assert course.check(course.names()) == ["00_tiny.ipynb (student): it has 3 cells, the source gives 4"]
+
+
+def test_the_link_to_colab_opens_this_very_notebook_and_is_left_out_without_a_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "notebooks"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "00_tiny.py").write_text("# %% [markdown]\n# # Tiny\n#\n# <!-- colab -->\n")
+    course = build.Course(folder)
+    assert course.generate("00_tiny", "student").cells[0].source == "# Tiny"
+    for repository, ends in (("", ("", "")), ("ada/course", ("00_tiny.ipynb", "solutions/00_tiny.ipynb"))):
+        (tmp_path / "pyproject.toml").write_text(f'[tool.memsave]\nrepository = "{repository}"\n')
+        for variant, end in zip(build.VARIANTS, ends, strict=True):
+            text = course.generate("00_tiny", variant).cells[0].source
+            page = f"(https://colab.research.google.com/github/ada/course/blob/main/notebooks/{end})"
+            assert text.endswith(page) if end else text == "# Tiny"
 
 
 def test_names_are_chosen_by_any_part_of_them(course: build.Course) -> None:
