@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from memsave_lib.course import env
+from memsave_lib.plots.drawing import SERIES
 
 LEGAL = {"seq_len": 96, "checkpoint_every": 5, "n_layers": 7, "hidden": 128, "batch_size": 3, "steps": 2}
 SMALLEST = {"seq_len": 8, "checkpoint_every": 1, "n_layers": 1, "hidden": 64, "batch_size": 1, "steps": 1}
@@ -102,7 +103,7 @@ def test_setup_sets_the_style_of_figures() -> None:
     with matplotlib.rc_context({"figure.facecolor": "black"}):
         env.setup(**LEGAL, device="cpu")
         assert matplotlib.rcParams["figure.facecolor"] == "white"
-        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"][0] == env.COLORS[0]
+        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"] == [color for color, _, _ in SERIES]
 
 
 GOOD = env.Machine(

@@ -31,9 +31,6 @@ NEEDED_HOST_BYTES = 4 * GIB
 NEEDED_DISK_BYTES = 2 * GIB
 NEEDED_DEVICE_BYTES = 4 * GIB
 
-#: The Okabe-Ito colors, which people with any kind of color vision can tell apart.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -122,16 +119,18 @@ def resolve_device(device: str) -> torch.device:
 
 
 def use_figure_style() -> None:
-    """Set matplotlib's defaults for the course: white ground, Okabe-Ito colors, sharp in a notebook."""
+    """Set matplotlib's defaults, so that a reader's own figures look like those of the course."""
     import matplotlib
+
+    from memsave_lib.plots.drawing import DPI, SERIES, WIDTH
 
     matplotlib.rcParams.update(
         {
-            "figure.figsize": (8.0, 3.6),
-            "figure.dpi": 110,
+            "figure.figsize": (WIDTH, 3.6),
+            "figure.dpi": DPI,
             "figure.facecolor": "white",
             "axes.facecolor": "white",
-            "axes.prop_cycle": matplotlib.cycler(color=COLORS),
+            "axes.prop_cycle": matplotlib.cycler(color=[color for color, _marker, _line in SERIES]),
             "axes.spines.top": False,
             "axes.spines.right": False,
             "font.size": 10.5,
