@@ -21,6 +21,16 @@ from memsave_lib.formulas.blocks import (
     element_bytes,
     stack_saved_bytes,
 )
+from memsave_lib.formulas.language_models import (
+    LlamaShape,
+    gpt2_block_terms,
+    gpt2_terms,
+    llama_block_saved_bytes,
+    llama_block_terms,
+    llama_terms,
+    loss_peak_bytes,
+    loss_terms,
+)
 from memsave_lib.formulas.timeline import (
     Moment,
     chunked_peak_bytes,
@@ -28,16 +38,38 @@ from memsave_lib.formulas.timeline import (
     step_moments,
     working_set_bytes,
 )
+from memsave_lib.formulas.training import (
+    best_chunk_count,
+    block_parameters,
+    checkpointing_moves_peak,
+    gpt2_parameter_tensors,
+    gpt2_parameters,
+    state_terms,
+)
 
 __all__ = [
     "BlockShape",
+    "LlamaShape",
     "Moment",
+    "best_chunk_count",
+    "block_parameters",
     "block_saved_bytes",
     "block_terms",
+    "checkpointing_moves_peak",
     "chunked_peak_bytes",
     "element_bytes",
+    "gpt2_block_terms",
+    "gpt2_parameter_tensors",
+    "gpt2_parameters",
+    "gpt2_terms",
+    "llama_block_saved_bytes",
+    "llama_block_terms",
+    "llama_terms",
+    "loss_peak_bytes",
+    "loss_terms",
     "stack_peak_bytes",
     "stack_saved_bytes",
+    "state_terms",
     "step_moments",
     "working_set_bytes",
 ]
