@@ -1,0 +1,366 @@
+# %% [markdown]
+# # 01 Activations
+#
+# Notebook 00 ended with a bar full of activations. Now you take it apart: which tensors, why these, and how many
+# bytes.
+#
+# **After these 30 minutes you can**
+#
+# - say what autograd keeps for an operation, and why;
+# - count the saved bytes of a transformer block on paper, to the byte;
+# - read a memory timeline and say where its peak is;
+# - name five ways to measure memory that give a wrong number.
+
+# %%
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memsave_lib as ms
+from memsave_lib.course import checks, texts
+from memsave_lib.course.counters import count_otherwise
+from memsave_lib.course.env import setup
+from memsave_lib.course.saved import saved_for_backward, saved_table
+from memsave_lib.formulas import BlockShape, block_saved_bytes
+from memsave_lib.units import exact_bytes, human_bytes
+
+# %% tags=["parameters"]
+seq_len = 512
+checkpoint_every = 2
+n_layers = 6
+hidden = 256
+batch_size = 2
+steps = 2
+device = "auto"
+
+# %%
+here = setup(
+    seq_len=seq_len,
+    checkpoint_every=checkpoint_every,
+    n_layers=n_layers,
+    hidden=hidden,
+    batch_size=batch_size,
+    steps=steps,
+    device=device,
+)
+print(here)
+
+# %% [markdown]
+# ## 1. What backward needs
+#
+# Forward computes `y = x @ W`. Backward gets the gradient of `y` and must return that of `x` and that of `W`. *Which
+# of the three tensors must survive until then?* And if `W` is frozen, so that it needs no gradient? Decide before you
+# run.
+
+# %%
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device, requires_grad=True)
+W = nn.Parameter(torch.randn(here.hidden, here.hidden, device=here.device))
+print("W learns:", saved_for_backward(lambda x, W: x @ W, x=x, W=W), sep="\n")
+W.requires_grad_(False)
+print("W is frozen:", saved_for_backward(lambda x, W: x @ W, x=x, W=W), sep="\n")
+
+# %% [markdown]
+# The gradient of `W` is `x.T @ dy`, that of `x` is `dy @ W.T`. So each of the two needs the *other* one; nobody needs
+# `y`. Freeze `W`, and `x` is dropped. Autograd keeps what a derivative mentions, and nothing else.
+#
+# PyTorch lets you listen: a *saved-tensor hook* is called with every tensor that an operation keeps. That is all
+# `saved_for_backward` does. Now the operations of a transformer block, in units of one hidden state (the size of
+# `x`). *One of the seven keeps nothing. Which?*
+
+# %%
+y = torch.randn_like(x, requires_grad=True)
+split = (here.batch_size, here.heads, here.seq_len, here.hidden // here.heads)
+q, k, v = (torch.randn(split, device=here.device, requires_grad=True) for _ in range(3))
+survey = {
+    "matmul": saved_for_backward(lambda x, W: x @ W, x=x, W=nn.Parameter(W.detach())),
+    "GELU": saved_for_backward(F.gelu, input=x),
+    "LayerNorm": saved_for_backward(nn.LayerNorm(here.hidden, device=here.device), input=x),
+    "softmax": saved_for_backward(lambda x: x.softmax(-1), x=x),
+    "dropout": saved_for_backward(lambda x: F.dropout(x, 0.1), x=x),
+    "attention": saved_for_backward(F.scaled_dot_product_attention, query=q, key=k, value=v),
+    "add": saved_for_backward(lambda x, y: x + y, x=x, y=y),
+}
+print(saved_table(survey, unit_bytes=x.nbytes))
+
+# %% [markdown]
+# - *add* keeps nothing: the gradient passes through it unchanged. Residual connections are free.
+# - *GELU* keeps its input. *Softmax* keeps its output instead: its derivative is written with that.
+# - *LayerNorm* keeps its input and two numbers for each position: mean and 1 / deviation.
+# - *dropout* keeps which elements it dropped. A CPU writes that down as floats, a GPU as one byte each.
+# - *attention* is PyTorch's fused kernel. It keeps queries, keys, values and its output, but no scores: one number for
+#   each row, the log-sum-exp, is enough to compute them again.
+#
+# Parameters are listed, but not counted: they are alive anyway.
+
+# %% [markdown]
+# ## 2. One block
+#
+# A block chains these operations. Some tensors have two users, such as the output of attention, which the projection
+# behind it keeps as its input: one storage, counted once. *How many hidden states does one block save?* Count along:
+# the feed-forward layer is four times as wide. Here is the sum on paper, tensor by tensor.
+
+# %%
+shape = BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads, device=here.device.type)
+ms.plots.block_terms(ms.formulas.block_terms(shape), unit_bytes=shape.checkpoint_bytes)
+
+# %% [markdown]
+# Sixteen, and crumbs. With `s` positions, `b` sequences, `h` for hidden, `a` heads and 4 bytes an element that is
+# `64sbh` for the tensors, `16sb` for the statistics of two LayerNorms, `4asb` for the log-sum-exp. *Does PyTorch
+# agree? By how many bytes is the formula off?*
+
+# %%
+block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
+measured, predicted = saved_for_backward(block, x=x).nbytes, block_saved_bytes(shape)
+print(f"formula:    {exact_bytes(predicted)}")
+print(f"hooks:      {exact_bytes(measured)}")
+print(f"difference: {measured - predicted} bytes")
+
+# %% [markdown]
+# Bytes are not statistics. There is no noise in them, so there is no reason to accept "about": a difference means
+# that a tensor is missing from your list.
+
+# %% [markdown]
+# ## 3. Twice the sequence
+#
+# *What happens to these bytes when `seq_len` doubles?* Three blocks: fused attention; the same attention written out
+# (`"math"`), which keeps its matrix of scores; and fused attention again with a little dropout. Which of them more
+# than double?
+
+# %%
+blocks = {"fused": {}, "math": {"attention": "math"}, "fused, dropout 0.1": {"dropout": 0.1}}
+lengths = (here.seq_len, 2 * here.seq_len)
+measured = {name: {} for name in blocks}
+for name, options in blocks.items():
+    block = ms.TransformerBlock(here.hidden, here.heads, **options).to(here.device)
+    for length in lengths:
+        x = torch.randn(here.batch_size, length, here.hidden, device=here.device, requires_grad=True)
+        measured[name][length] = saved_for_backward(block, x=x).nbytes
+
+# %%
+curves = {
+    name: {
+        n: block_saved_bytes(
+            BlockShape(here.batch_size, n, here.hidden, here.heads, device=here.device.type, **options)
+        )
+        for n in range(here.seq_len, 4 * here.seq_len + 1, here.seq_len)
+    }
+    for name, options in blocks.items()
+}
+ms.plots.bytes_against("seq_len", curves, measured)
+
+# %%
+for name, (short, long) in {name: found.values() for name, found in measured.items()}.items():
+    quadratic = (long - 2 * short) / (2 * here.heads * here.seq_len**2 * here.batch_size)
+    print(
+        f"{name:<20}{human_bytes(short):>10} -> {human_bytes(long):>10}, times {long / short:.2f}; {quadratic:.0f} as²b"
+    )
+
+# %% [markdown]
+# What grows beyond twice is quadratic; the last column says how many bytes of it there are for each score. Fused:
+# none. Written out: 4, one float, the scores after softmax.
+#
+# The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It falls back to the written-out
+# version without a word, and keeps three matrices: the weights, the mask, the product of both. Hugging Face's GPT-2
+# has dropout 0.1 by default. (Fused kernels on a GPU draw their own mask, and the column stays 0.) In this course
+# dropout is 0 unless a section is about it.
+
+# %% [markdown]
+# ## 4. The whole step
+#
+# Now the small GPT-2 of notebook 00. One warm-up step, then more. *Where in the step is the peak: in forward, in
+# backward, or in the optimizer?* And what does the second step hold that the first did not?
+
+# %%
+text = texts.load_text().content
+batches = texts.batches(text, here.seq_len, here.batch_size, vocab_size=1024, steps=here.steps + 1)
+batches = [batch.to(here.device) for batch in batches]
+
+
+def small_gpt(vocab_size: int) -> nn.Module:
+    size = dict(n_layer=here.n_layers, n_embd=here.hidden, n_head=here.heads, n_positions=here.seq_len)
+    return ms.gpt2("mini", vocab_size=vocab_size, use_cache=False, **size).to(here.device)
+
+
+# %%
+model = small_gpt(vocab_size=1024)
+optimizer = torch.optim.AdamW(model.parameters())
+
+
+def training_step(batch: torch.Tensor, clear: bool = True) -> ms.Trace:
+    with ms.MemoryMeter(model, optimizer) as meter:
+        if clear:
+            optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+    return meter.trace
+
+
+first, *later = [training_step(batch) for batch in batches]
+ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="events")
+
+# %%
+weights = first.at_peak["parameter"]
+grown = later[0].start_bytes - first.start_bytes
+print(f"First step: peak in {first.peak_at}. Second step: peak in {later[0].peak_at}.")
+print(f"The second step starts with {grown / weights:.1f} times the parameters more than the first.")
+print(f"Different peaks among the later steps: {len({trace.peak_bytes for trace in later})}.")
+
+# %% [markdown]
+# Read it from left to right. **Forward climbs**: block after block lays its saved activations on the pile. **Backward
+# descends**: each block consumes what it saved, last block first, and leaves gradients. At the end of the first
+# **optimizer** step AdamW creates its two averages of each gradient. They stay, and every later step stands on them.
+# (The gradients of the first step stay too, until `zero_grad()` lets them go.)
+#
+# So activations are highest where forward turns into backward. With enough tokens in the batch the peak is there too.
+# With very few, gradients and optimizer weigh more, and the peak moves to the end.
+
+# %% [markdown]
+# ### The other end of the model
+#
+# This model knows 1,024 tokens; the published GPT-2 knows 50,257. For each position the model gives one number per
+# token of the vocabulary: the logits. *How large is the peak now, and what holds it?* We run it twice. The second
+# time the variable `out`, which holds the logits, stays alive during backward, as it does in many training loops.
+
+# %%
+VOCABULARY = 50_257
+large = small_gpt(VOCABULARY)
+logits = 4 * here.batch_size * here.seq_len * VOCABULARY
+at_loss = {}
+for name in ("out deleted", "out alive"):
+    large.zero_grad()
+    with ms.MemoryMeter(large) as meter:
+        out = large(input_ids=batches[0], labels=batches[0])
+        loss = out.loss
+        if name == "out deleted":
+            del out
+        loss.backward()
+    at_loss[name] = meter.trace
+del large, out, loss
+
+# %%
+ms.plots.bytes_by_category(
+    {"1,024 tokens": first.at_peak} | {f"{VOCABULARY:,}, {name}": trace.at_peak for name, trace in at_loss.items()}
+)
+
+# %%
+deleted, alive = at_loss.values()
+others = alive.saved_bytes - logits
+print(f"Logits, 4bsV: {human_bytes(logits)}. Four times: {human_bytes(4 * logits)}.")
+print(f"All else that forward saved, every block: {human_bytes(others)}. Ratio: {4 * logits / others:.1f}.")
+print(
+    f"Peak in {alive.peak_at}. Without out it is {(alive.peak_bytes - deleted.peak_bytes) / logits:.2f} logits lower."
+)
+
+# %% [markdown]
+# Four tensors of that size meet at the loss: the logits, their log-probabilities, which are saved for backward, and
+# the gradients of both. With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the
+# four back. If a real run dies from lack of memory in the loss, this is why. Strategies for *blocks*, which the next
+# notebooks are about, cannot help there: always ask first where the peak is.
+
+# %% [markdown]
+# ## 5. Measuring honestly
+#
+# *What is the peak of a training step of this model?* The truth is that of a step in the middle of training, which
+# starts without gradients. Here are two numbers that people report instead. Are they too low or too high, and by how
+# much?
+
+# %%
+truth = later[-1]
+left_over = training_step(batches[0], clear=False)
+for name, trace in {"the truth": truth, "first step": first, "stale gradients": left_over}.items():
+    difference = trace.peak_bytes - truth.peak_bytes
+    print(f"{name:<17}{human_bytes(trace.peak_bytes):>10}   {difference / weights:+.2f} times the parameters")
+
+# %% [markdown]
+# The *first step* has no optimizer state yet: warm up before you measure. *Stale gradients*, from a step that nobody
+# cleared, lie under everything: call `zero_grad()` first.
+#
+# The third is a loop that watches the loss, with `total += loss` where `total += loss.item()` was meant. *How much
+# memory do two batches cost then?*
+
+
+# %%
+def watch(read: Callable[[torch.Tensor], object]) -> ms.Trace:
+    optimizer.zero_grad()
+    with ms.MemoryMeter(model) as meter:
+        total = 0.0
+        for batch in batches[:2]:
+            total += read(model(input_ids=batch, labels=batch).loss)
+    return meter.trace
+
+
+for name, read in {"loss.item()": torch.Tensor.item, "loss": lambda loss: loss}.items():
+    trace = watch(read)
+    left = trace.at_end["activation"] / truth.saved_bytes
+    print(f"total += {name:<13}peak {human_bytes(trace.peak_bytes):>10}; left behind: {left:.2f} times the saved bytes")
+
+# %% [markdown]
+# A loss that is alive keeps its graph, and the graph keeps every saved activation. Each batch adds its own.
+#
+# Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see one
+# forward pass?* The same pass, twice, beside the bytes of its tensors.
+
+# %% tags=["nbval-ignore-output"]
+with ms.MemoryMeter(model) as meter:
+    out = model(input_ids=batches[0], labels=batches[0])
+print(f"tensors: {human_bytes(sum(meter.trace.at_end.values()) - meter.trace.start_bytes)}")
+del out
+for _ in range(2):
+    found = count_otherwise(lambda: model(input_ids=batches[0], labels=batches[0]))
+    print(f"RSS: {human_bytes(found.resident_growth)}, tracemalloc: {human_bytes(found.python_peak)}")
+
+# %% [markdown]
+# `tracemalloc` counts Python's objects; tensors are not among them. RSS counts pages that the system has handed out.
+# Freed memory may stay with the process and serve the next pass, so the same pass shows another growth each time. On
+# a GPU neither sees the device at all. Hence the meter.
+
+# %% [markdown]
+# ## Exercise: a stack on paper
+#
+# *Difficulty 2 of 3, 10 minutes.* How many bytes do `n_layers` blocks save together? float32, fused attention, no
+# dropout, feed-forward four times as wide. The output of the last block is not saved: nothing behind it needs it.
+
+
+# %%
+def saved_bytes(batch: int, seq_len: int, hidden: int, heads: int, n_layers: int) -> int:
+    """Bytes that autograd holds at the end of the forward pass of a stack of blocks."""
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    hidden_states = 16 * 4 * seq_len * batch * hidden
+    statistics = 2 * 2 * 4 * seq_len * batch
+    log_sum_exp = 4 * heads * seq_len * batch
+    return n_layers * (hidden_states + statistics + log_sum_exp)
+    # </exercise>
+
+
+print(checks.check_saved_bytes(saved_bytes, here))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Section 2 gives three terms for one block. The input of each block is the output of the one before it: counting it
+# with the block that reads it counts it once.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+
+# %% [markdown]
+# ## What you should have noticed
+#
+# - Autograd keeps what a derivative mentions. You can read it off the formula of the derivative.
+# - A block saves 16 hidden states and crumbs; PyTorch agrees to the byte.
+# - Linear in `seq_len` with fused attention. Dropout can take that away without a word.
+# - A peak needs a place: blocks, loss, or optimizer. Only one of them is the bottleneck.
+#
+# ## Next
+#
+# [02 Full checkpointing](02_full_checkpointing.ipynb): keep one of the sixteen, and compute the rest again.
