@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from memsave_lib.formulas import BlockShape
 from memsave_lib.models import BlockStack, TransformerBlock
-from memsave_lib.strategies import Plan, Segment
+from memsave_lib.plan import Plan, Segment
 
 
 @dataclass
@@ -102,3 +105,32 @@ def regions_recomputed(stack: BlockStack, ops: tuple[str, ...]) -> Iterator[None
         for block in stack.blocks:
             for name in names:
                 delattr(block, name)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all storages that operations return, until they are freed; those of ``known`` do not count."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen = {id(tensor.untyped_storage()) for tensor in known}
+        self._known = [tensor.untyped_storage() for tensor in known]
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if id(storage) not in self._seen:
+            self._seen.add(id(storage))
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._freed, id(storage), storage.nbytes()).atexit = False
+
+    def _freed(self, key: int, size: int) -> None:
+        self._seen.remove(key)
+        self.live -= size
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        output = op(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return output
