@@ -9,7 +9,7 @@ from memsave_lib.plots.bars import block_terms, bytes_by_category, bytes_per_flo
 from memsave_lib.plots.curves import Option, bytes_against, pareto_front, trade_off
 from memsave_lib.plots.drawing import LOOKS, Shown
 from memsave_lib.plots.plans import plan_picture
-from memsave_lib.plots.timeline import memory_timeline
+from memsave_lib.plots.timeline import memory_run, memory_timeline, place
 
 __all__ = [
     "LOOKS",
@@ -19,8 +19,10 @@ __all__ = [
     "bytes_against",
     "bytes_by_category",
     "bytes_per_flop",
+    "memory_run",
     "memory_timeline",
     "pareto_front",
+    "place",
     "plan_picture",
     "predicted_and_measured",
     "trade_off",

@@ -66,11 +66,12 @@ def block_terms(terms: Mapping[str, int], unit_bytes: int | None = None, recompu
     for row, (name, count) in enumerate(terms.items()):
         face, edge, hatch = ("white", VERMILION, "///") if name in recomputed else (ORANGE, ORANGE, "")
         axes.barh(row, count / size, height=0.66, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=1)
-        units = "" if unit_bytes is None else f"   {_times(count / unit_bytes)}"
+        units = "" if unit_bytes is None or count < unit_bytes / 2 else f"   {_times(count / unit_bytes)}"
         axes.text(count / size, row, f"  {human_bytes(count)}{units}", va="center", fontsize=SMALL)
     name_rows(axes, list(terms))
     axes.set_xlim(0, 1.35 * max(terms.values()) / size)
-    axes.set_xlabel(unit, fontsize=TEXT)
+    scale = "" if unit_bytes is None else f"; 1 x is a hidden state, {human_bytes(unit_bytes)}"
+    axes.set_xlabel(unit + scale, fontsize=TEXT)
     total, given_back = sum(terms.values()), sum(terms[name] for name in recomputed)
     units = "" if unit_bytes is None else f", {total / unit_bytes:.2f} hidden states"
     saved = f" Recomputing gives back {exact_bytes(given_back)}." if recomputed else ""
@@ -85,19 +86,25 @@ def bytes_per_flop(rows: Sequence[tuple[str, int, int]]) -> Shown:
     """What recomputing gives back and what it costs: (name, bytes given back, additional FLOPs), best bargain first."""
     ordered = sorted(rows, key=lambda row: (row[2] / row[1] if row[1] else float("inf"), -row[1]))
     unit, size = unit_for(max(given_back for _, given_back, _ in ordered))
-    figure, axes = bar_figure(len(ordered), left=label_inches(name for name, _, _ in ordered), right=2.6, top=0.4)
+    figure, axes = bar_figure(len(ordered), left=label_inches(name for name, _, _ in ordered), right=3.1, top=0.4)
     top = max(given_back for _, given_back, _ in ordered) / size
-    axes.set_xlim(0, 1.2 * top)
-    across = axes.get_yaxis_transform()
-    heads = ((1.12, "additional FLOPs"), (1.5, "bytes per 1000"))
+    axes.set_xlim(0, 1.3 * top)
+    # Two columns of text to the right of the bars; their right edges in inches from the figure's right edge.
+    across = figure.get_size_inches()[0]
+
+    def write(edge: float, row: float, text: str, weight: str = "normal") -> None:
+        at = figure.transFigure.inverted().transform(axes.transData.transform((0, row)))[1]
+        figure.text(1 - edge / across, at, text, ha="right", va="center", fontsize=SMALL, weight=weight)
+
     for row, (_, given_back, flops) in enumerate(ordered):
         axes.barh(row, given_back / size, height=0.6, color=GREEN if flops == 0 else ORANGE, linewidth=0)
         axes.text(given_back / size, row, f" {human_bytes(given_back)}", va="center", fontsize=SMALL)
-        ratio = "free" if flops == 0 else f"{1000 * given_back / flops:.3g}"
-        for (at, _), text in zip(heads, (f"{flops:,}", ratio), strict=True):
-            axes.text(at + 0.2, row, text, transform=across, ha="right", va="center", fontsize=SMALL)
-    for at, text in heads:
-        axes.text(at + 0.2, -0.75, text, transform=across, ha="right", va="center", fontsize=SMALL, weight="bold")
+        write(1.75, row, f"{flops:,}")
+        write(
+            0.15, row, "free" if flops == 0 else f"{1000 * given_back / flops:.3g}", "bold" if flops == 0 else "normal"
+        )
+    write(1.75, -0.85, "additional FLOPs", "bold")
+    write(0.15, -0.85, "bytes per 1000 FLOPs", "bold")
     name_rows(axes, [name for name, _, _ in ordered])
     axes.set_xlabel(f"given back, {unit}", fontsize=TEXT)
     said = [

@@ -10,7 +10,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memsave_lib.plots.drawing import BLACK, BLUE, DPI, GREY, PALE, SERIES, SMALL, TEXT, WIDTH, YELLOW, Shown, axes_at
+from memsave_lib.plots.drawing import (
+    BLACK,
+    BLUE,
+    DPI,
+    GREY,
+    PALE,
+    SERIES,
+    SMALL,
+    TEXT,
+    WIDTH,
+    YELLOW,
+    Shown,
+    axes_at,
+    label_inches,
+)
 from memsave_lib.units import exact_bytes, human_bytes, unit_for
 
 if TYPE_CHECKING:
@@ -23,6 +37,7 @@ def bytes_against(
     measured: Mapping[str, Mapping[int, int]] | None = None,
     mark: int | None = None,
     what: str = "saved bytes",
+    size: tuple[float, float] = (WIDTH, 3.3),
 ) -> Shown:
     """Bytes as a function of one number: predicted as lines, measured as rings on them.
 
@@ -32,17 +47,18 @@ def bytes_against(
         measured: label -> {number: measured bytes}; labels as in ``curves``.
         mark: a number to point at, with its bytes.
         what: the bytes meant, for the axis and the sentence.
+        size: of the figure, in inches.
     """
     measured = measured or {}
     if unknown := sorted(set(measured) - set(curves)):
         raise ValueError(f"measured has {unknown[0]!r}, the curves are {', '.join(map(repr, curves))}")
-    figure = Figure(figsize=(WIDTH, 3.3), dpi=DPI, facecolor="white")
-    axes = axes_at(figure, 0.75, 0.55, 5.3, 2.55)
-    draw_bytes_against(axes, name, curves, measured, mark, what)
+    figure = Figure(figsize=size, dpi=DPI, facecolor="white")
+    axes = axes_at(figure, 0.7, 0.5, size[0] - 0.7 - label_inches(curves), size[1] - 0.62)
+    _draw_against(axes, name, curves, measured, mark, what)
     return Shown(figure, _against_sentence(name, curves, measured, mark, what))
 
 
-def draw_bytes_against(
+def _draw_against(
     axes: Axes,
     name: str,
     curves: Mapping[str, Mapping[int, int]],
@@ -50,7 +66,7 @@ def draw_bytes_against(
     mark: int | None,
     what: str,
 ) -> None:
-    """The drawing of :func:`bytes_against`, into axes of any size; each curve carries its name at its right end."""
+    """Each curve carries its name at its right end."""
     top = max(max(curve.values()) for curve in (*curves.values(), *measured.values()) if curve)
     unit, size = unit_for(top)
     ends = []
@@ -76,6 +92,10 @@ def draw_bytes_against(
         axes.text(right, height, label, color=color if color != YELLOW else BLACK, va="center", fontsize=TEXT)
     if mark is not None:
         axes.axvline(mark, color=BLACK, linewidth=0.8, linestyle=":")
+    if measured:
+        ring = axes.plot([], [], "o", color=BLACK, markersize=9, markerfacecolor="none", label="measured")[0]
+        axes.legend(handles=[ring], loc="upper center", fontsize=SMALL, frameon=False)
+    axes.set_xticks(_uncrowded(sorted({number for curve in curves.values() for number in curve})))
     axes.set_xlabel(name, fontsize=TEXT)
     axes.set_ylabel(f"{what}, {unit}", fontsize=TEXT)
 
@@ -180,6 +200,15 @@ def _option(option: Option | Measurement, memory: str, cost: str) -> Option:
     if price is None:
         raise ValueError(f"{option.label} was not timed: measure it with repeats=5 to plot seconds")
     return Option(option.label, getattr(option, f"{memory}_bytes"), price)
+
+
+def _uncrowded(numbers: Sequence[int]) -> list[int]:
+    """Of sorted numbers those whose names fit side by side on an axis, the largest first."""
+    ticks = [numbers[-1]]
+    for number in reversed(numbers):
+        if ticks[-1] - number > 0.06 * (numbers[-1] - numbers[0]):
+            ticks.append(number)
+    return ticks
 
 
 def _spread(ends: list[tuple[float, str, str]], gap: float) -> list[tuple[float, str, str]]:

@@ -31,6 +31,7 @@ PHASE_TINTS = {"forward": "#E8E8E8", "backward": "#CFCFCF", "optimizer": "#B0B0B
 WIDTH, DPI = 8.0, 132
 TEXT, SMALL = 9.5, 8.5
 POINTS = 400
+ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks
 #: A category below this share of the largest bar or curve cannot be seen: the legend leaves it out.
 SLIVER = 0.003
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
@@ -91,7 +92,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def label_inches(labels: Collection[str] | Iterator[str]) -> float:
-    return 0.25 + 0.075 * max(map(len, labels))
+    return 0.2 + 0.075 * max(map(len, labels))
 
 
 def category_legend(figure: Figure, names: Sequence[str]) -> None:

@@ -14,10 +14,13 @@ from matplotlib.ticker import MaxNLocator
 from memsave_lib.plots.drawing import (
     BLACK,
     DPI,
+    GREY,
     LOOKS,
     ON_WHITE,
     PHASE_TINTS,
     POINTS,
+    ROUND,
+    SKY,
     SLIVER,
     SMALL,
     TEXT,
@@ -62,39 +65,113 @@ def memory_timeline(
     top = max([trace.peak_bytes for _, trace in labeled] + [budget or 0])
     unit, size = unit_for(top)
     across = max(float(_positions(curve, x)[-1]) for curve in curves)
-    cell, width = (WIDTH - 0.75) / columns, (WIDTH - 0.75) / columns - 0.25
+    cell = (WIDTH - 0.75) / columns
     for number, ((label, trace), curve) in enumerate(zip(labeled, curves, strict=True)):
         row, column = divmod(number, columns)
-        bottom = (rows - 1 - row) * height
-        axes = axes_at(figure, 0.7 + column * cell, bottom + 0.72, width, height - 0.97)
-        band = axes_at(figure, 0.7 + column * cell, bottom + 0.47, width, 0.24)
+        box = (0.7 + column * cell, (rows - 1 - row) * height + 0.47, cell - 0.25, height - 0.72)
+        axes, band = _panel(figure, box, across, (1.2 if rows == 1 else 1.32) * top / size)
         _draw_memory(axes, curve, x, size)
-        _draw_phases(band, curve, x, width / across)
-        axes.set(xlim=(0, across), ylim=(0, (1.2 if rows == 1 else 1.32) * top / size))
-        axes.tick_params(labelbottom=False, bottom=False, labelleft=column == 0)
-        band.set_xlim(0, across)
+        _draw_phases(band, curve, x, box[2] / across)
+        _mark_peak(axes, trace, curve, x, size, across)
+        axes.set_title(label, fontsize=TEXT, loc="left", weight="bold")
+        axes.tick_params(labelleft=column == 0)
+        axes.set_ylabel(f"live memory, {unit}" if column == 0 else "", fontsize=TEXT)
         band.tick_params(labelbottom=x == "seconds", bottom=x == "seconds")
-        band.xaxis.set_major_locator(MaxNLocator(5))
         if row == rows - 1:
             band.set_xlabel("seconds" if x == "seconds" else "changes of memory, in order", fontsize=TEXT)
-        if label:
-            axes.set_title(label, fontsize=TEXT, loc="left", weight="bold")
-        if column == 0:
-            axes.set_ylabel(f"live memory, {unit}", fontsize=TEXT)
         if budget is not None:
-            axes.axhline(budget / size, color=BLACK, linestyle="--", linewidth=1)
-        if budget is not None and column == 0:
-            axes.text(
-                0.01 * across,
-                budget / size,
-                f"budget {human_bytes(budget)}",
-                va="center",
-                fontsize=SMALL,
-                bbox=ON_WHITE,
-            )
-        _mark_peak(axes, trace, curve, x, size, across)
+            _draw_level(axes, budget, size, f"budget {human_bytes(budget)}" if column == 0 else "")
+    _legend_of(figure, curves, top)
+    limit = "" if budget is None else f" Budget {human_bytes(budget)}."
+    return Shown(figure, " ".join(_sentence(label, trace) for label, trace in labeled) + limit)
+
+
+def memory_run(
+    points: Sequence[tuple[float, int]] = (),
+    *,
+    trace: Trace | None = None,
+    ghosts: Sequence[tuple[str, Sequence[tuple[float, int]]]] = (),
+    predicted: int | None = None,
+    size: tuple[float, float] = (6.0, 3.0),
+) -> Shown:
+    """Memory against time of a step that may still be running, over the outlines of earlier ones.
+
+    Args:
+        points: (seconds, live bytes) so far, as :meth:`memsave_lib.MemoryMeter.progress` gives them.
+        trace: of the finished step; takes the place of ``points``.
+        ghosts: earlier runs, label and points.
+        predicted: the peak that a formula expects, drawn as a line.
+        size: of the figure, in inches.
+    """
+    curve = None if trace is None else trace.curve(POINTS)
+    lines = [(label, _from_zero(ghost)) for label, ghost in ghosts if ghost]
+    now = np.empty((0, 2)) if curve is not None or not points else _from_zero(points)
+    heights = [line[:, 1].max() for _, line in (*lines, ("", now)) if len(line)]
+    top = max([*heights, 0 if trace is None else trace.peak_bytes, predicted or 0, 1])
+    unit, scale = unit_for(int(top))
+    ends = [line[-1, 0] for _, line in lines]
+    # A running step needs room to grow into; it gets more whenever it arrives at the right edge.
+    ends += [1.25 * now[-1, 0]] if len(now) else []
+    ends += [] if curve is None else [float(_positions(curve, "seconds")[-1])]
+    across = max([*ends, 1e-3])
+    figure = Figure(figsize=size, dpi=DPI, facecolor="white")
+    box = (0.7, 0.5, size[0] - 0.85, size[1] - 0.82)
+    axes, band = _panel(figure, box, across, 1.25 * top / scale)
+    if curve is not None:
+        _draw_memory(axes, curve, "seconds", scale)
+        _draw_phases(band, curve, "seconds", box[2] / across)
+        _legend_of(figure, [curve], trace.peak_bytes)
+    for label, line in lines:
+        axes.step(line[:, 0], line[:, 1] / scale, where="post", color=GREY, linewidth=0.9)
+        x, y = line[line[:, 1].argmax()]
+        axes.text(x, y / scale, label, color=GREY, fontsize=SMALL, ha="center", va="bottom", bbox=ON_WHITE)
+    if len(now):
+        axes.fill_between(now[:, 0], now[:, 1] / scale, step="post", facecolor=SKY, linewidth=0)
+        axes.step(now[:, 0], now[:, 1] / scale, where="post", color=BLACK, linewidth=0.9)
+        axes.plot(now[-1, 0], now[-1, 1] / scale, "o", color=BLACK, markersize=5)
+    if predicted is not None:
+        late = curve is not None and curve["total"].argmax() > len(curve) / 2
+        _draw_level(axes, predicted, scale, f"predicted peak {human_bytes(predicted)}", "left" if late else "right")
+    if curve is not None:
+        _mark_peak(axes, trace, curve, "seconds", scale, across)
+    band.set_yticks([])
+    band.spines["left"].set_visible(False)
+    axes.set_ylabel(f"live memory, {unit}", fontsize=TEXT)
+    band.set_xlabel("seconds", fontsize=TEXT)
+    if trace is not None:
+        return Shown(figure, _sentence("", trace))
+    live = f"{human_bytes(int(now[-1, 1]))} live now" if len(now) else "No step has run yet"
+    return Shown(figure, f"{live}.")
+
+
+def _panel(figure: Figure, box: tuple[float, float, float, float], across: float, top: float) -> tuple[Axes, Axes]:
+    """Axes for memory and, right below, a band for phases; ``box`` is left, bottom, width and height in inches."""
+    left, bottom, width, height = box
+    axes = axes_at(figure, left, bottom + 0.25, width, height - 0.25)
+    band = axes_at(figure, left, bottom, width, 0.24)
+    axes.set(xlim=(0, across), ylim=(0, top))
+    axes.tick_params(labelbottom=False, bottom=False)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+    band.set_xlim(0, across)
+    band.xaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
+    return axes, band
+
+
+def _from_zero(points: Sequence[tuple[float, int]]) -> np.ndarray:
+    line = np.array(points, dtype=float)
+    line[:, 0] -= line[0, 0]
+    return line
+
+
+def _draw_level(axes: Axes, count: int, size: int, label: str, side: str = "right") -> None:
+    axes.axhline(count / size, color=BLACK, linestyle="--", linewidth=1)
+    if label:
+        at = (0.99 if side == "right" else 0.01, count / size)
+        axes.text(*at, label, transform=axes.get_yaxis_transform(), ha=side, va="center", fontsize=SMALL, bbox=ON_WHITE)
+
+
+def _legend_of(figure: Figure, curves: Sequence[pd.DataFrame], top: int) -> None:
     category_legend(figure, [name for name in LOOKS if any(curve[name].max() > SLIVER * top for curve in curves)])
-    return Shown(figure, " ".join(_timeline_sentence(label, trace) for label, trace in labeled) + _budget(budget))
 
 
 def _positions(curve: pd.DataFrame, x: str) -> np.ndarray:
@@ -124,7 +201,7 @@ def _draw_phases(band: Axes, curve: pd.DataFrame, x: str, inches: float) -> None
         left, right = edges[start], edges[stop]
         band.axvspan(left, right, color=PHASE_TINTS[phase], linewidth=0)
         band.axvline(left, color="white", linewidth=1.5)
-        if (right - left) * inches > 0.08 * len(phase):
+        if (right - left) * inches > 0.068 * len(phase):
             band.text((left + right) / 2, 0.34, phase, ha="center", va="center", fontsize=SMALL)
     for phase, start, stop in _stretches(phases):
         if phase == "recompute":
@@ -157,14 +234,10 @@ def place(trace: Trace) -> str:
     return ", ".join(part for part in (at.phase, at.module or at.op) if part)
 
 
-def _timeline_sentence(label: str, trace: Trace) -> str:
+def _sentence(label: str, trace: Trace) -> str:
     name, held = max(trace.at_peak.items(), key=lambda item: item[1])
     subject = f"{label}: peak" if label else "Peak"
     return (
         f"{subject} {exact_bytes(trace.peak_bytes)} in {place(trace)}; most of it is {name}, {human_bytes(held)}; "
         f"{human_bytes(trace.saved_bytes)} saved at the end of forward."
     )
-
-
-def _budget(budget: int | None) -> str:
-    return "" if budget is None else f" Budget {human_bytes(budget)}."

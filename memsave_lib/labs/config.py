@@ -1,0 +1,81 @@
+"""What is special about a lab, and what comes out of one run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+from torch import nn
+
+from memsave_lib.strategies import Strategy
+from memsave_lib.trace import Trace
+
+Values = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One number that the reader sets: evenly spaced choices as a ``range``, others as a tuple."""
+
+    name: str
+    choices: range | tuple[int, ...]
+    value: int
+
+    def widget(self) -> widgets.Widget:
+        common = dict(value=self.value, description=self.name, style={"description_width": "8.5em"})
+        if isinstance(self.choices, range):
+            low, high, step = self.choices[0], self.choices[-1], self.choices.step
+            return widgets.IntSlider(min=low, max=high, step=step, **common)
+        return widgets.SelectionSlider(options=[(str(number), number) for number in self.choices], **common)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What formulas say about one setting of the sliders, in bytes."""
+
+    saved_bytes: int
+    peak_bytes: int | None  # of the whole step, parameters included; None where no formula covers it
+    needed_bytes: int  # what the step will allocate: a run is refused when less is free
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to run: ``step()`` does forward and backward of ``model``, to which ``strategy`` is applied."""
+
+    model: nn.Module
+    strategy: Strategy
+    step: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """What is special about one lab."""
+
+    sliders: tuple[Slider, ...]
+    along: str  # the slider whose number is the x axis of the predicted curves
+    predict: Callable[[Values], Prediction]
+    prepare: Callable[[Values], Job]  # called in the worker thread
+    free_bytes: Callable[[], int | None]  # None where it cannot be known
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, with what had been predicted for it."""
+
+    values: Values
+    prediction: Prediction
+    trace: Trace
+
+    @property
+    def comparisons(self) -> list[tuple[str, int, int]]:
+        """(what, predicted bytes, measured bytes) of everything that was predicted."""
+        pairs = [("saved", self.prediction.saved_bytes, self.trace.saved_bytes)]
+        if self.prediction.peak_bytes is not None:
+            pairs.append(("peak", self.prediction.peak_bytes, self.trace.peak_bytes))
+        return pairs
+
+    @property
+    def outline(self) -> list[tuple[float, int]]:
+        curve = self.trace.curve()
+        return list(zip(curve["seconds"], curve["total"], strict=True))
