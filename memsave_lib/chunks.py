@@ -2,7 +2,8 @@
 
 The first block of the region (the leader) runs all of them under one checkpoint and returns the region's output. The
 model then calls the others (the followers), each with what the one before returned: they hand it on. That is right only
-if every follower's first input is the region's output itself and all else is what the leader got, so both are checked.
+if every follower's first input is the region's output itself, all else is what the leader got, and the model draws no
+random numbers between its blocks, so all three are checked.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Chunk:
     output: Tensor
     fixed: list[Any]  # leaves of all arguments but the first
     rests: dict[int, Any]  # follower -> what its block returned behind its output
+    random_state: Tensor  # of the CPU, once all blocks have run
 
     @classmethod
     def run(
@@ -58,7 +60,7 @@ class Chunk:
         hidden, *fixed = _split_first(args, kwargs)
         hidden, rests = run_segments((segment,), Stack(call, blocks, counts), (hidden, ()), *fixed)
         followers = dict(enumerate(rests[1:], start=segment.start + 1))
-        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers)
+        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers, torch.get_rng_state())
         return chunk, _join_output(hidden, rests[0])
 
     def follow(self, index: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -66,10 +68,16 @@ class Chunk:
         if index != next(iter(self.rests)):
             raise RuntimeError(self.skipped(f"{self.names[index]} was called"))
         hidden, *fixed = _split_first(args, kwargs)
-        if hidden is not self.output or not _same_leaves(_compat.tree_flatten(fixed)[0], self.fixed):
-            what = "a changed input" if hidden is not self.output else "other arguments"
+        obstacle = None
+        if hidden is not self.output:
+            obstacle = "a changed input"
+        elif not _same_leaves(_compat.tree_flatten(fixed)[0], self.fixed):
+            obstacle = "other arguments"
+        elif not torch.equal(torch.get_rng_state(), self.random_state):
+            obstacle = "other random numbers (the model draws some between its blocks)"
+        if obstacle:
             raise ValueError(
-                f"{self.names[index]} got {what} compared with {self.names[self.segment.start]}, so blocks "
+                f"{self.names[index]} got {obstacle} compared with {self.names[self.segment.start]}, so blocks "
                 f"{self.segment.start} to {self.segment.stop - 1} cannot run as one region; {BLOCK_BY_BLOCK}"
             )
         return _join_output(hidden, self.rests.pop(index))

@@ -30,6 +30,7 @@ from memsave_lib import _compat, interception
 from memsave_lib.chunks import Chunk, refuse_repeated_hidden_states
 from memsave_lib.models import find_blocks
 from memsave_lib.placement import (
+    BLOCK_BY_BLOCK,
     SWITCH_IS_ON,
     block_names,
     calling_module,
@@ -212,8 +213,9 @@ class Applied:
             return run_region(self._counts, block.parameters, partial(self._run_block, index), *args, **kwargs)
         if current is self._passes.outside or index != segment.start:
             raise RuntimeError(
-                f"{self._names[index]} was called on its own, but {self.strategy} recomputes blocks {segment.start} "
-                f"to {segment.stop - 1} as one region: call {type(self._owner).__name__}, which calls them in order"
+                f"{self._names[index]} was called without the blocks before it, but {self.strategy} recomputes blocks "
+                f"{segment.start} to {segment.stop - 1} as one region: call {type(self._owner).__name__}, which calls "
+                f"them in order, or {BLOCK_BY_BLOCK}"
             )
         current.chunk, output = Chunk.run(segment, self._original, self.blocks, self._names, self._counts, args, kwargs)
         return output
@@ -240,7 +242,7 @@ class Applied:
         if regions.entered == 0:
             raise RuntimeError(
                 f"{self._names[index]} never called F.scaled_dot_product_attention, so there is no attention core to "
-                f'recompute; for a Hugging Face model: model.set_attn_implementation("sdpa")'
+                f'recompute; where the model offers it: model.set_attn_implementation("sdpa")'
             )
         return output
 

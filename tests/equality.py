@@ -101,7 +101,12 @@ VARIANTS = ("plain", "frozen", "shared", "tied")
 
 
 def vary(model: nn.Module, variant: str) -> None:
-    """Freeze all before the third block, or use the first block again as the third one."""
+    """Freeze all before the third block, or use the first block again as the third one.
+
+    Plain Hugging Face with its key-value cache on would give a block that is used twice the keys of both uses.
+    """
+    if hasattr(model, "config"):
+        model.config.use_cache = False
     blocks = ms.find_blocks(model)
     if variant == "frozen":
         for module in model.modules():
