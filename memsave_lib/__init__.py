@@ -24,7 +24,8 @@ _ROOM_OF = {
     ),
     **dict.fromkeys(("apply", "run", "is_recomputing"), "runner"),
     **dict.fromkeys(("MemoryMeter", "Trace"), "meter"),
-    **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "compare"),
+    # The room is not called compare: a submodule of that name would take the function's place in this package.
+    **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "comparison"),
 }
 _ROOMS = (
     "models",
@@ -33,7 +34,7 @@ _ROOMS = (
     "flops",
     "meter",
     "formulas",
-    "compare",
+    "comparison",
     "plots",
     "labs",
     "course",
