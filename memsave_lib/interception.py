@@ -52,9 +52,11 @@ def _reduce_as(original: type) -> Callable[[Any, int], tuple]:
 
     def __reduce_ex__(self: Any, protocol: int) -> tuple:
         function, arguments, *rest = original.__reduce_ex__(self, protocol)
-        if function is copyreg.__newobj__ and len(arguments) == 1:
-            # pickle insists that __newobj__ rebuilds the very class of the object, so name the older constructor.
-            return (copyreg._reconstructor, (original, object, None), *rest)
+        if function is copyreg.__newobj__:
+            # pickle insists that __newobj__ rebuilds the very class of the object, so name other constructors.
+            if len(arguments) == 1:
+                return (copyreg._reconstructor, (original, object, None), *rest)
+            return (original.__new__, (original, *arguments[1:]), *rest)
         swapped = tuple(original if argument is type(self) else argument for argument in arguments)
         return (original if function is type(self) else function, swapped, *rest)
 
