@@ -148,6 +148,7 @@ class Lab:
                 self._say(f"Running at {setting(values)}: {human_bytes(self._meter.live_bytes)} live now.")
             error = work.exception()
             if isinstance(error, Stopped):
+                self._draw_memory(prediction, points=self._meter.progress())
                 self._say(f"Stopped at {setting(values)}, with {human_bytes(self._meter.live_bytes)} live.")
             elif error is not None:
                 self.fail(error)
@@ -184,7 +185,7 @@ class Lab:
         sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
         with self._pen:
             shown = plots.bytes_against(
-                along, curves, rings if alike else None, values[along], "predicted bytes", PREDICTION_INCHES
+                along, curves, rings if alike else None, values[along], "predicted memory", PREDICTION_INCHES
             )
             self.prediction.value = image(shown, sentence)
         self.predicted.value = paragraph(sentence)

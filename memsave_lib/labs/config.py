@@ -23,7 +23,8 @@ class Slider:
     value: int
 
     def widget(self) -> widgets.Widget:
-        common = dict(value=self.value, description=self.name, style={"description_width": "8.5em"})
+        layout = widgets.Layout(width="330px")
+        common = dict(value=self.value, description=self.name, style={"description_width": "125px"}, layout=layout)
         if isinstance(self.choices, range):
             low, high, step = self.choices[0], self.choices[-1], self.choices.step
             return widgets.IntSlider(min=low, max=high, step=step, **common)

@@ -38,15 +38,16 @@ def table(runs: Sequence[Run]) -> str:
     heads = ["run", *runs[0].values]
     for what, _, _ in runs[0].comparisons:
         heads += [f"{what}, predicted", f"{what}, measured", "error, bytes"]
-    rows = [[*heads, "where the peak is"]]
+    rows = [_row("th", [*heads, "the peak is in"])]
     for number, run in enumerate(runs, start=1):
-        row = [str(number), *map(str, run.values.values())]
+        texts = [str(number), *map(str, run.values.values())]
         for _, expected, found in run.comparisons:
-            row += [human_bytes(expected), human_bytes(found), f"{found - expected:,}"]
-        rows.append([*row, plots.place(run.trace)])
-    cell = '<{0} style="text-align: right; padding: 0.15em 0.8em; white-space: nowrap">{1}</{0}>'
-    lines = [
-        "".join(cell.format("td" if number else "th", html.escape(text)) for text in row)
-        for number, row in enumerate(rows)
-    ]
-    return f'<table style="border-collapse: collapse">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+            texts += [human_bytes(expected), human_bytes(found), f"{found - expected:,}"]
+        rows.append(_row("td", [*texts, plots.place(run.trace)]))
+    return f'<div style="overflow-x: auto"><table style="border-collapse: collapse">{"".join(rows)}</table></div>'
+
+
+def _row(tag: str, texts: Sequence[str]) -> str:
+    style = "text-align: right; vertical-align: bottom; line-height: 1.2; padding: 0.2em 0.6em"
+    cells = "".join(f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
+    return f"<tr>{cells}</tr>"

@@ -19,6 +19,7 @@ from memsave_lib.plots.drawing import (
     Shown,
     bar_figure,
     category_legend,
+    check_not_empty,
     label_inches,
     labeled_pairs,
     name_rows,
@@ -61,6 +62,7 @@ def block_terms(terms: Mapping[str, int], unit_bytes: int | None = None, recompu
     """
     if unknown := [name for name in recomputed if name not in terms]:
         raise ValueError(f"recomputed names {unknown[0]!r}; the terms are {', '.join(terms)}")
+    check_not_empty("terms", terms)
     unit, size = unit_for(max(terms.values()))
     figure, axes = bar_figure(len(terms), left=label_inches(terms))
     for row, (name, count) in enumerate(terms.items()):
@@ -84,6 +86,7 @@ def block_terms(terms: Mapping[str, int], unit_bytes: int | None = None, recompu
 
 def bytes_per_flop(rows: Sequence[tuple[str, int, int]]) -> Shown:
     """What recomputing gives back and what it costs: (name, bytes given back, additional FLOPs), best bargain first."""
+    check_not_empty("rows", rows)
     ordered = sorted(rows, key=lambda row: (row[2] / row[1] if row[1] else float("inf"), -row[1]))
     unit, size = unit_for(max(given_back for _, given_back, _ in ordered))
     figure, axes = bar_figure(len(ordered), left=label_inches(name for name, _, _ in ordered), right=3.1, top=0.4)
@@ -116,6 +119,7 @@ def bytes_per_flop(rows: Sequence[tuple[str, int, int]]) -> Shown:
 
 def predicted_and_measured(rows: Sequence[tuple[str, int, int]]) -> Shown:
     """(label, predicted bytes, measured bytes): the prediction as a bar, the measurement as a line across its end."""
+    check_not_empty("rows", rows)
     unit, size = unit_for(max(max(predicted, measured) for _, predicted, measured in rows))
     figure, axes = bar_figure(len(rows), left=label_inches(label for label, _, _ in rows), right=2.2, top=0.4)
     top = max(max(predicted, measured) for _, predicted, measured in rows) / size

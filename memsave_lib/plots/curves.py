@@ -15,6 +15,7 @@ from memsave_lib.plots.drawing import (
     BLUE,
     DPI,
     GREY,
+    ON_WHITE,
     PALE,
     SERIES,
     SMALL,
@@ -23,12 +24,13 @@ from memsave_lib.plots.drawing import (
     YELLOW,
     Shown,
     axes_at,
+    check_not_empty,
     label_inches,
 )
 from memsave_lib.units import exact_bytes, human_bytes, unit_for
 
 if TYPE_CHECKING:
-    from memsave_lib.compare import Measurement
+    from memsave_lib.comparison import Measurement
 
 
 def bytes_against(
@@ -49,6 +51,7 @@ def bytes_against(
         what: the bytes meant, for the axis and the sentence.
         size: of the figure, in inches.
     """
+    check_not_empty("curves", curves)
     measured = measured or {}
     if unknown := sorted(set(measured) - set(curves)):
         raise ValueError(f"measured has {unknown[0]!r}, the curves are {', '.join(map(repr, curves))}")
@@ -77,15 +80,18 @@ def _draw_against(
         )
         points = measured.get(label, {})
         axes.plot(
-            list(points), [count / size for count in points.values()], marker, color=color, markersize=9,
-            markerfacecolor="none", markeredgewidth=1.6,
+            list(points), [count / size for count in points.values()], marker, color=color, markersize=12,
+            markerfacecolor="none", markeredgewidth=1.8,
         )  # fmt: skip
         ends.append((curve[numbers[-1]] / size, f"  {label}", color))
         if mark is not None and mark in curve:
-            axes.plot(mark, curve[mark] / size, marker="o", markersize=8, color=BLACK)
+            # The highest curve carries its number above its mark, the others below theirs.
+            above = curve[mark] == max(other.get(mark, 0) for other in curves.values())
+            axes.plot(mark, curve[mark] / size, marker="o", markersize=6, color=BLACK)
             axes.annotate(
-                human_bytes(curve[mark]), (mark, curve[mark] / size), (6, 7), textcoords="offset points", fontsize=TEXT
-            )
+                human_bytes(curve[mark]), (mark, curve[mark] / size), (7, 10 if above else -11),
+                textcoords="offset points", fontsize=TEXT, va="center", bbox=ON_WHITE, zorder=3,
+            )  # fmt: skip
     axes.set(ylim=(0, 1.15 * top / size))
     right = max(max(curve) for curve in curves.values())
     for height, label, color in _spread(ends, 0.075 * 1.15 * top / size):
@@ -93,8 +99,8 @@ def _draw_against(
     if mark is not None:
         axes.axvline(mark, color=BLACK, linewidth=0.8, linestyle=":")
     if measured:
-        ring = axes.plot([], [], "o", color=BLACK, markersize=9, markerfacecolor="none", label="measured")[0]
-        axes.legend(handles=[ring], loc="upper center", fontsize=SMALL, frameon=False)
+        ring = axes.plot([], [], "o", color=BLACK, markersize=10, markerfacecolor="none", label="measured")[0]
+        axes.legend(handles=[ring], loc="upper right", fontsize=SMALL, frameon=False)
     axes.set_xticks(_uncrowded(sorted({number for curve in curves.values() for number in curve})))
     axes.set_xlabel(name, fontsize=TEXT)
     axes.set_ylabel(f"{what}, {unit}", fontsize=TEXT)
@@ -141,8 +147,7 @@ def trade_off(
         cost: ``"FLOPs"`` or ``"seconds"`` of a step. Seconds are drawn, but never said: they differ from run to run.
     """
     points = [_option(option, memory, cost) for option in options]
-    if not points:
-        raise ValueError("options is empty: nothing to draw")
+    check_not_empty("options", points)
     base = points[0].cost
     unit, size = unit_for(max(point.nbytes for point in points))
     best = pareto_front(points)

@@ -57,10 +57,14 @@ class Shown:
         return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.sentence}
 
 
+def check_not_empty(name: str, values: Collection[object]) -> None:
+    if not values:
+        raise ValueError(f"{name} is empty: nothing to draw")
+
+
 def labeled_pairs(values: object, name: str) -> list[tuple[str, object]]:
     pairs = list(values.items() if isinstance(values, Mapping) else values)
-    if not pairs:
-        raise ValueError(f"{name} is empty: nothing to draw")
+    check_not_empty(name, pairs)
     return pairs
 
 

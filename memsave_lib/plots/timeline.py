@@ -113,7 +113,7 @@ def memory_run(
     # A running step needs room to grow into; it gets more whenever it arrives at the right edge.
     ends += [1.25 * now[-1, 0]] if len(now) else []
     ends += [] if curve is None else [float(_positions(curve, "seconds")[-1])]
-    across = max([*ends, 1e-3])
+    across = max(ends, default=0.0) or 1.0
     figure = Figure(figsize=size, dpi=DPI, facecolor="white")
     box = (0.7, 0.5, size[0] - 0.85, size[1] - 0.82)
     axes, band = _panel(figure, box, across, 1.25 * top / scale)
@@ -140,8 +140,12 @@ def memory_run(
     band.set_xlabel("seconds", fontsize=TEXT)
     if trace is not None:
         return Shown(figure, _sentence("", trace))
-    live = f"{human_bytes(int(now[-1, 1]))} live now" if len(now) else "No step has run yet"
-    return Shown(figure, f"{live}.")
+    if len(now):
+        return Shown(figure, f"{human_bytes(int(now[-1, 1]))} live now.")
+    if not lines:
+        axes.text(0.5, 0.45, "no step has run yet", transform=axes.transAxes, ha="center", color=GREY, fontsize=TEXT)
+        band.set_xticks([])
+    return Shown(figure, "No step is running.")
 
 
 def _panel(figure: Figure, box: tuple[float, float, float, float], across: float, top: float) -> tuple[Axes, Axes]:
