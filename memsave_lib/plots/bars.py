@@ -103,9 +103,11 @@ def bytes_per_flop(rows: Sequence[tuple[str, int, int]]) -> Shown:
         axes.barh(row, given_back / size, height=0.6, color=GREEN if flops == 0 else ORANGE, linewidth=0)
         axes.text(given_back / size, row, f" {human_bytes(given_back)}", va="center", fontsize=SMALL)
         write(1.75, row, f"{flops:,}")
-        write(
-            0.15, row, "free" if flops == 0 else f"{1000 * given_back / flops:.3g}", "bold" if flops == 0 else "normal"
-        )
+        if flops:
+            ratio = 1000 * given_back / flops
+            write(0.15, row, f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}")
+        else:
+            write(0.15, row, "free", "bold")
     write(1.75, -0.85, "additional FLOPs", "bold")
     write(0.15, -0.85, "bytes per 1000 FLOPs", "bold")
     name_rows(axes, [name for name, _, _ in ordered])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Patch, Rectangle
 
+from memsave_lib.plan import Plan
 from memsave_lib.plots.drawing import (
     ORANGE,
     SMALL,
@@ -17,7 +18,6 @@ from memsave_lib.plots.drawing import (
     labeled_pairs,
     name_rows,
 )
-from memsave_lib.strategies import Plan
 
 
 def plan_picture(plans: Mapping[str, Plan] | Sequence[tuple[str, Plan]]) -> Shown:
