@@ -108,21 +108,31 @@ def regions_recomputed(stack: BlockStack, ops: tuple[str, ...]) -> Iterator[None
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all storages that operations return, until they are freed; those of ``known`` do not count."""
+    """Bytes of all storages that operations return, until they are freed; those of ``known`` do not count.
+
+    ``levels`` are the live bytes right after each operation that allocates.
+    """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.live = self.peak = 0
-        self._seen = {id(tensor.untyped_storage()) for tensor in known}
+        self.live = 0
+        self.levels: list[int] = []
         self._known = [tensor.untyped_storage() for tensor in known]
+        self._seen = {id(storage) for storage in self._known}
 
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if id(storage) not in self._seen:
-            self._seen.add(id(storage))
+    @property
+    def peak(self) -> int:
+        return max(self.levels)
+
+    def add(self, *tensors: Tensor) -> None:
+        new = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}
+        new = {key: storage for key, storage in new.items() if key not in self._seen and storage.nbytes()}
+        for key, storage in new.items():
+            self._seen.add(key)
             self.live += storage.nbytes()
-            self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._freed, id(storage), storage.nbytes()).atexit = False
+            weakref.finalize(storage, self._freed, key, storage.nbytes()).atexit = False
+        if new:
+            self.levels.append(self.live)
 
     def _freed(self, key: int, size: int) -> None:
         self._seen.remove(key)
@@ -130,7 +140,5 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         output = op(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor):
-                self.add(leaf)
+        self.add(*(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
         return output

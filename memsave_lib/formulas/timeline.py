@@ -40,6 +40,7 @@ def step_moments(
     Counted is every tensor alive in the step, except parameters and gradients that were there before it: the input
     (and the target), saved activations, recomputed ones, the output, the loss, and what operations pass on to each
     other. Not counted is what a kernel allocates for itself and frees before it returns.
+    With heads of width 1 PyTorch copies at other moments than listed here.
 
     Args:
         plan: of a :class:`~memsave_lib.models.BlockStack`, under ``KeepAll``, ``Selective``, ``FullCheckpoint``,
@@ -326,14 +327,14 @@ class _Step:
         """Leaves the gradients of queries, keys and values in place of the gradient of the attention output."""
         state, scores = self.state, self.scores
         again = "attention" in self.ops
+        if self.operand and self.shape.seq_len > 1:
+            self.take("attention output backward, heads apart", state)
+            self.give(state)
         if again:
             self.phase = "recompute"
             self.math_weights(saved=True)
             self.phase = "backward"
             self.give(scores + self.mask)
-        if self.operand and self.shape.seq_len > 1:
-            self.take("attention output backward, heads apart", state)
-            self.give(state)
         self.take("values backward", state)
         self.take("weights backward", scores)
         self.give(state + self.operand)
