@@ -31,7 +31,7 @@ class Chunk:
     output: Tensor
     fixed: list[Any]  # leaves of all arguments but the first
     rests: dict[int, Any]  # follower -> what its block returned behind its output
-    random_state: Tensor  # of the CPU, once all blocks have run
+    random_state: bytes  # of the CPU, once all blocks have run
 
     @classmethod
     def run(
@@ -60,7 +60,7 @@ class Chunk:
         hidden, *fixed = _split_first(args, kwargs)
         hidden, rests = run_segments((segment,), Stack(call, blocks, counts), (hidden, ()), *fixed)
         followers = dict(enumerate(rests[1:], start=segment.start + 1))
-        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers, torch.get_rng_state())
+        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers, _random_state())
         return chunk, _join_output(hidden, rests[0])
 
     def follow(self, index: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -73,7 +73,7 @@ class Chunk:
             obstacle = "a changed input"
         elif not _same_leaves(_compat.tree_flatten(fixed)[0], self.fixed):
             obstacle = "other arguments"
-        elif not torch.equal(torch.get_rng_state(), self.random_state):
+        elif _random_state() != self.random_state:
             obstacle = "other random numbers (the model draws some between its blocks)"
         if obstacle:
             raise ValueError(
@@ -122,6 +122,11 @@ def _same_leaves(ours: list[Any], theirs: list[Any]) -> bool:
     return len(ours) == len(theirs) and all(
         a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _random_state() -> bytes:
+    # No tensors: a meter would take them for a part of the step.
+    return torch.get_rng_state().numpy().tobytes()
 
 
 def refuse_repeated_hidden_states(output: Any, strategy: Strategy) -> None:

@@ -27,6 +27,8 @@ from memsave_lib.regions import is_recomputing
 from memsave_lib.trace import Audit, Event, StorageFacts, Trace
 
 _DETACH = torch.ops.aten.detach.default
+# The one operation of torch.tensor() that a dispatch mode sees; its argument is what was just made.
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class Stopped(Exception):
@@ -77,7 +79,7 @@ class Log(_compat.TorchDispatchMode):
         self.history: list[tuple[float, int]] = []
         self._events: list[Event] = []
         self._initial: list[StorageFacts] = []
-        self._initial_addresses: list[int] = []
+        self._initial_blocks: dict[int, int] = {}  # address -> bytes, for the audit
         self._refs: dict[int, _StorageRef] = {}  # by id of the storage object, which lives as long as the storage
         self._saved_bytes = 0
         self._model, self._optimizer, self._stop = model, optimizer, stop
@@ -165,6 +167,8 @@ class Log(_compat.TorchDispatchMode):
         if kwargs:
             tensors.extend(_tensors(kwargs.values()))
         for tensor in tensors:
+            if op is _LIFT_FRESH:
+                self._appeared(tensor)
             self._existing(tensor)
         output = op(*args, **(kwargs or {}))
         for tensor in _tensors((output,)):
@@ -237,7 +241,7 @@ class Log(_compat.TorchDispatchMode):
             if isinstance(tensor, nn.Parameter):
                 facts.label = "parameter"
             self._initial.append(facts)
-            self._initial_addresses.append(storage.data_ptr())
+            self._initial_blocks[storage.data_ptr()] = facts.nbytes
             ref = self._watch(storage, facts)
             self.live_bytes += facts.nbytes
         if tensor.is_leaf and tensor.requires_grad and not ref.facts.leaf_hooked:
@@ -304,15 +308,15 @@ class Log(_compat.TorchDispatchMode):
 
     def _audit(self, allocations: list[tuple[int, int, int]]) -> Audit:
         """The allocator's live bytes on top of those at the start; deaths of blocks unknown to the meter left out."""
-        known = set(self._initial_addresses)
+        known = dict(self._initial_blocks)
         seconds, changes = [], []
         for nanoseconds, address, nbytes in allocations:
             if nbytes > 0:
-                known.add(address)
-            elif address not in known:
+                known[address] = nbytes
+            elif known.get(address) != -nbytes:
                 continue
             else:
-                known.discard(address)
+                del known[address]
             seconds.append((nanoseconds - self._start_ns) / 1e9)
             changes.append(nbytes)
         live = np.cumsum(changes, dtype=np.int64)
