@@ -268,7 +268,9 @@ class Log(_compat.TorchDispatchMode):
     def _vanished(self, ref: _StorageRef) -> None:
         if self._refs.pop(ref.key, None) is None:
             return
-        self._enter_phase(self._current_phase())
+        # Garbage may be collected in a thread that has no part in the step, and tells nothing about its phase.
+        if threading.get_ident() == self._thread or self in _compat.active_dispatch_modes():
+            self._enter_phase(self._current_phase())
         ref.facts.died_in, ref.facts.died_epoch = self._phase, self._epoch
         self._note(ref.facts, -ref.facts.nbytes)
 

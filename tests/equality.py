@@ -28,6 +28,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 )
 BLOCK_BY_BLOCK = tuple(s for s in STRATEGIES if not isinstance(s, ms.Chunked | ms.Recursive))
 INSIDE_BLOCKS: tuple[Strategy, ...] = (*(ms.SelectiveOps(op) for op in OPS), ms.SelectiveOps(OPS))
+RECOMPUTING = tuple(s for s in STRATEGIES if s != ms.KeepAll())
 ATTENTION_ONLY = ms.SelectiveOps("attention")
 
 

@@ -21,6 +21,7 @@ from equality import (
     ATTENTION_ONLY,
     BLOCK_BY_BLOCK,
     INSIDE_BLOCKS,
+    RECOMPUTING,
     SEED,
     STRATEGIES,
     VARIANTS,
@@ -35,7 +36,6 @@ from equality import (
 from memsave_lib import is_recomputing
 
 EVERY = (*STRATEGIES, *INSIDE_BLOCKS)
-RECOMPUTING = tuple(s for s in STRATEGIES if s != ms.KeepAll())
 
 every_strategy = pytest.mark.parametrize("strategy", EVERY, ids=label)
 every_plain_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=label)
