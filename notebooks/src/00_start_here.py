@@ -68,7 +68,7 @@ print(here)
 # %% [markdown]
 # ## 1. Does your machine do?
 #
-# *How many lines begin with WARN?*
+# *How many lines below begin with WARN? How much memory is free?*
 
 # %% tags=["nbval-ignore-output"]
 print(check_environment())
@@ -167,8 +167,11 @@ print(f"You guessed {guess:g} times.")
 print(f"The peak was in {first.peak_at}.")
 
 # %% [markdown]
-# A common guess is 4: parameters, a gradient for each, and the two averages of each gradient that AdamW keeps. *What
-# is the rest?* The meter sorts every byte into a category. Here are three moments of the first step.
+# A place is a phase of the step, a module if one is at work, and an operation. `log_softmax` in its name means the
+# loss, where forward turns into backward.
+#
+# A common guess is 4 times: parameters, a gradient for each, and the two averages of each gradient that AdamW keeps.
+# *What is the rest?* The meter sorts every byte into a category. Here are three moments of the first step.
 
 # %%
 moments = first.frame()
@@ -186,10 +189,10 @@ print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / f
 # %% [markdown]
 # The lowest bar is what you may have counted: parameters, gradients, optimizer. It stays from step to step.
 #
-# The top bar is full of **activations**: what forward computed and keeps, because backward will need it. They come
-# and go within each step, and they grow with the batch and the length of the text; parameters do not. Are they less
-# than half of the peak here? Then your batch is small: multiply `seq_len` by 8 and look again. With long texts they
-# are nearly all there is. They are what this course is about.
+# The orange part of the top bar is **activations**: what forward computed and keeps, because backward will need it.
+# They come and go within each step, and they grow with the batch and the length of the text; parameters do not. Are
+# they less than half of the peak here? Then your batch is small: multiply `seq_len` by 8 and look again. With long
+# texts they are nearly all there is. They are what this course is about.
 
 # %% [markdown]
 # ## 3. How the course works
@@ -258,9 +261,9 @@ def seconds_of_a_step() -> float:
     return time.perf_counter() - begin
 
 
-plain = seconds_of_a_step()
+plain = min(seconds_of_a_step() for _ in range(3))
 with ms.MemoryMeter(model):
-    metered = seconds_of_a_step()
+    metered = min(seconds_of_a_step() for _ in range(3))
 print(f"Forward and backward take {plain:.2f} s here, {metered:.2f} s under the meter.")
 
 # %% [markdown]

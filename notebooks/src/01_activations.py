@@ -24,7 +24,7 @@ from memsave_lib.course.counters import count_otherwise
 from memsave_lib.course.env import setup
 from memsave_lib.course.saved import saved_for_backward, saved_table
 from memsave_lib.formulas import BlockShape, block_saved_bytes
-from memsave_lib.units import exact_bytes, human_bytes
+from memsave_lib.units import human_bytes
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -51,8 +51,7 @@ print(here)
 # ## 1. What backward needs
 #
 # Forward computes `y = x @ W`. Backward gets the gradient of `y` and must return that of `x` and that of `W`. *Which
-# of the three tensors must survive until then?* And if `W` is frozen, so that it needs no gradient? Decide before you
-# run.
+# of the three tensors must survive until then?* And if `W` is frozen, so that it needs no gradient?
 
 # %%
 x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device, requires_grad=True)
@@ -82,7 +81,7 @@ survey = {
     "attention": saved_for_backward(F.scaled_dot_product_attention, query=q, key=k, value=v),
     "add": saved_for_backward(lambda x, y: x + y, x=x, y=y),
 }
-print(saved_table(survey, unit_bytes=x.nbytes))
+print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbytes)}", sep="\n")
 
 # %% [markdown]
 # - *add* keeps nothing: the gradient passes through it unchanged. Residual connections are free.
@@ -91,18 +90,22 @@ print(saved_table(survey, unit_bytes=x.nbytes))
 # - *dropout* keeps which elements it dropped. A CPU writes that down as floats, a GPU as one byte each.
 # - *attention* is PyTorch's fused kernel. It keeps queries, keys, values and its output, but no scores: one number for
 #   each row, the log-sum-exp, is enough to compute them again.
-#
-# Parameters are listed, but not counted: they are alive anyway.
 
 # %% [markdown]
 # ## 2. One block
 #
-# A block chains these operations. Some tensors have two users, such as the output of attention, which the projection
-# behind it keeps as its input: one storage, counted once. *How many hidden states does one block save?* Count along:
-# the feed-forward layer is four times as wide. Here is the sum on paper, tensor by tensor.
+# A block chains these operations: LayerNorm, a projection to Q, K and V, attention, a projection, add; LayerNorm, a
+# projection to four times the width, GELU, a projection back, add. Some tensors have two users, such as the output of
+# attention, which the projection behind it keeps as its input: one storage, counted once. *How many hidden states
+# does one block save?*
+
 
 # %%
-shape = BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads, device=here.device.type)
+def shape_at(length: int, **options: object) -> BlockShape:
+    return BlockShape(here.batch_size, length, here.hidden, here.heads, device=here.device.type, **options)
+
+
+shape = shape_at(here.seq_len)
 ms.plots.block_terms(ms.formulas.block_terms(shape), unit_bytes=shape.checkpoint_bytes)
 
 # %% [markdown]
@@ -113,64 +116,55 @@ ms.plots.block_terms(ms.formulas.block_terms(shape), unit_bytes=shape.checkpoint
 # %%
 block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
 measured, predicted = saved_for_backward(block, x=x).nbytes, block_saved_bytes(shape)
-print(f"formula:    {exact_bytes(predicted)}")
-print(f"hooks:      {exact_bytes(measured)}")
-print(f"difference: {measured - predicted} bytes")
+print(f"The block saves {measured / x.nbytes:.2f} hidden states.")
+print(f"Formula {predicted:,} bytes, hooks {measured:,} bytes, difference {measured - predicted}.")
 
 # %% [markdown]
-# Bytes are not statistics. There is no noise in them, so there is no reason to accept "about": a difference means
-# that a tensor is missing from your list.
-
-# %% [markdown]
+# Bytes have no noise, so there is no reason to accept "about": a difference means that a tensor is missing from your
+# list. (Proven on CPUs. A GPU's kernels may keep a few bytes more, such as the state of their random numbers.)
+#
 # ## 3. Twice the sequence
 #
 # *What happens to these bytes when `seq_len` doubles?* Three blocks: fused attention; the same attention written out
-# (`"math"`), which keeps its matrix of scores; and fused attention again with a little dropout. Which of them more
-# than double?
+# (`"math"`), which keeps its matrix of scores; and fused attention with a little dropout. *Which of them more than
+# double?* In the figure, rings are measurements and lines are the formula.
 
 # %%
 blocks = {"fused": {}, "math": {"attention": "math"}, "fused, dropout 0.1": {"dropout": 0.1}}
-lengths = (here.seq_len, 2 * here.seq_len)
 measured = {name: {} for name in blocks}
 for name, options in blocks.items():
     block = ms.TransformerBlock(here.hidden, here.heads, **options).to(here.device)
-    for length in lengths:
+    for length in (here.seq_len, 2 * here.seq_len):
         x = torch.randn(here.batch_size, length, here.hidden, device=here.device, requires_grad=True)
         measured[name][length] = saved_for_backward(block, x=x).nbytes
 
 # %%
+lengths = range(here.seq_len, 4 * here.seq_len + 1, here.seq_len)
 curves = {
-    name: {
-        n: block_saved_bytes(
-            BlockShape(here.batch_size, n, here.hidden, here.heads, device=here.device.type, **options)
-        )
-        for n in range(here.seq_len, 4 * here.seq_len + 1, here.seq_len)
-    }
+    name: {length: block_saved_bytes(shape_at(length, **options)) for length in lengths}
     for name, options in blocks.items()
 }
 ms.plots.bytes_against("seq_len", curves, measured)
 
 # %%
-for name, (short, long) in {name: found.values() for name, found in measured.items()}.items():
-    quadratic = (long - 2 * short) / (2 * here.heads * here.seq_len**2 * here.batch_size)
-    print(
-        f"{name:<20}{human_bytes(short):>10} -> {human_bytes(long):>10}, times {long / short:.2f}; {quadratic:.0f} as²b"
-    )
+for name, found in measured.items():
+    once, twice = found.values()
+    quadratic = (twice - 2 * once) / (2 * here.heads * here.seq_len**2 * here.batch_size)
+    print(f"{name:<20}{human_bytes(once)} -> {human_bytes(twice)}, x {twice / once:.2f}, {quadratic:.0f} as²b")
 
 # %% [markdown]
-# What grows beyond twice is quadratic; the last column says how many bytes of it there are for each score. Fused:
+# What grows beyond twice is quadratic; the last number says how many bytes of it there are for each score. Fused:
 # none. Written out: 4, one float, the scores after softmax.
 #
 # The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It falls back to the written-out
 # version without a word, and keeps three matrices: the weights, the mask, the product of both. Hugging Face's GPT-2
-# has dropout 0.1 by default. (Fused kernels on a GPU draw their own mask, and the column stays 0.) In this course
+# has dropout 0.1 by default. (Fused kernels on a GPU draw their own mask; there the number stays 0.) In this course
 # dropout is 0 unless a section is about it.
-
-# %% [markdown]
+#
 # ## 4. The whole step
 #
-# Now the small GPT-2 of notebook 00. One warm-up step, then more. *Where in the step is the peak: in forward, in
-# backward, or in the optimizer?* And what does the second step hold that the first did not?
+# Now the small GPT-2 of notebook 00, for several steps. *Where in the step is the peak: in forward, in backward, or
+# in the optimizer?* And what does the second step hold that the first did not?
 
 # %%
 text = texts.load_text().content
@@ -183,11 +177,11 @@ def small_gpt(vocab_size: int) -> nn.Module:
     return ms.gpt2("mini", vocab_size=vocab_size, use_cache=False, **size).to(here.device)
 
 
-# %%
 model = small_gpt(vocab_size=1024)
 optimizer = torch.optim.AdamW(model.parameters())
 
 
+# %%
 def training_step(batch: torch.Tensor, clear: bool = True) -> ms.Trace:
     with ms.MemoryMeter(model, optimizer) as meter:
         if clear:
@@ -198,80 +192,70 @@ def training_step(batch: torch.Tensor, clear: bool = True) -> ms.Trace:
 
 
 first, *later = [training_step(batch) for batch in batches]
-ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="events")
-
-# %%
 weights = first.at_peak["parameter"]
-grown = later[0].start_bytes - first.start_bytes
-print(f"First step: peak in {first.peak_at}. Second step: peak in {later[0].peak_at}.")
-print(f"The second step starts with {grown / weights:.1f} times the parameters more than the first.")
-print(f"Different peaks among the later steps: {len({trace.peak_bytes for trace in later})}.")
+more = (later[0].start_bytes - first.start_bytes) / weights
+print(f"The second step starts with {more:.1f} times the parameters more than the first.")
+ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="events")
 
 # %% [markdown]
 # Read it from left to right. **Forward climbs**: block after block lays its saved activations on the pile. **Backward
-# descends**: each block consumes what it saved, last block first, and leaves gradients. At the end of the first
-# **optimizer** step AdamW creates its two averages of each gradient. They stay, and every later step stands on them.
-# (The gradients of the first step stay too, until `zero_grad()` lets them go.)
+# descends**: each block consumes what it saved, last block first, and leaves gradients. In its first `step()` the
+# **optimizer** creates two averages of each gradient. They stay, and every later step stands on them. (The gradients
+# stay too, until `zero_grad()` lets them go.)
 #
-# So activations are highest where forward turns into backward. With enough tokens in the batch the peak is there too.
-# With very few, gradients and optimizer weigh more, and the peak moves to the end.
-
-# %% [markdown]
+# So activations are highest where forward turns into backward. With enough tokens in the batch the peak is there too,
+# in the loss: an operation with *log_softmax* in its name belongs to it. With few tokens, gradients and optimizer
+# weigh more, and the peak moves towards the end of the step.
+#
 # ### The other end of the model
 #
 # This model knows 1,024 tokens; the published GPT-2 knows 50,257. For each position the model gives one number per
 # token of the vocabulary: the logits. *How large is the peak now, and what holds it?* We run it twice. The second
-# time the variable `out`, which holds the logits, stays alive during backward, as it does in many training loops.
+# time the variable `out`, which holds the logits, stays alive during backward.
 
 # %%
 VOCABULARY = 50_257
 large = small_gpt(VOCABULARY)
 logits = 4 * here.batch_size * here.seq_len * VOCABULARY
 at_loss = {}
-for name in ("out deleted", "out alive"):
+for name in (f"{VOCABULARY:,}, out deleted", f"{VOCABULARY:,}, out alive"):
     large.zero_grad()
     with ms.MemoryMeter(large) as meter:
         out = large(input_ids=batches[0], labels=batches[0])
         loss = out.loss
-        if name == "out deleted":
+        if name.endswith("deleted"):
             del out
         loss.backward()
     at_loss[name] = meter.trace
 del large, out, loss
 
 # %%
-ms.plots.bytes_by_category(
-    {"1,024 tokens": first.at_peak} | {f"{VOCABULARY:,}, {name}": trace.at_peak for name, trace in at_loss.items()}
-)
-
-# %%
 deleted, alive = at_loss.values()
 others = alive.saved_bytes - logits
 print(f"Logits, 4bsV: {human_bytes(logits)}. Four times: {human_bytes(4 * logits)}.")
 print(f"All else that forward saved, every block: {human_bytes(others)}. Ratio: {4 * logits / others:.1f}.")
-print(
-    f"Peak in {alive.peak_at}. Without out it is {(alive.peak_bytes - deleted.peak_bytes) / logits:.2f} logits lower."
-)
+print(f"Peak in {alive.peak_at}.")
+print(f"With out deleted it is lower by {(alive.peak_bytes - deleted.peak_bytes) / logits:.2f} times the logits.")
+ms.plots.bytes_by_category({"1,024 tokens": first.at_peak} | {name: trace.at_peak for name, trace in at_loss.items()})
 
 # %% [markdown]
 # Four tensors of that size meet at the loss: the logits, their log-probabilities, which are saved for backward, and
 # the gradients of both. With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the
-# four back. If a real run dies from lack of memory in the loss, this is why. Strategies for *blocks*, which the next
-# notebooks are about, cannot help there: always ask first where the peak is.
+# four back. Strategies for *blocks*, which the next notebooks are about, cannot help there: always ask first where
+# the peak is.
 
 # %% [markdown]
 # ## 5. Measuring honestly
 #
 # *What is the peak of a training step of this model?* The truth is that of a step in the middle of training, which
-# starts without gradients. Here are two numbers that people report instead. Are they too low or too high, and by how
-# much?
+# starts without gradients. Here are two numbers that people report instead. Are they too low or too high?
 
 # %%
 truth = later[-1]
 left_over = training_step(batches[0], clear=False)
 for name, trace in {"the truth": truth, "first step": first, "stale gradients": left_over}.items():
-    difference = trace.peak_bytes - truth.peak_bytes
-    print(f"{name:<17}{human_bytes(trace.peak_bytes):>10}   {difference / weights:+.2f} times the parameters")
+    apart = trace.peak_bytes - truth.peak_bytes
+    print(f"{name:<16}{human_bytes(trace.peak_bytes):>10}{apart:>+14,} bytes, {apart / weights:+.2f} x parameters")
 
 # %% [markdown]
 # The *first step* has no optimizer state yet: warm up before you measure. *Stale gradients*, from a step that nobody
@@ -313,14 +297,14 @@ for _ in range(2):
 
 # %% [markdown]
 # `tracemalloc` counts Python's objects; tensors are not among them. RSS counts pages that the system has handed out.
-# Freed memory may stay with the process and serve the next pass, so the same pass shows another growth each time. On
-# a GPU neither sees the device at all. Hence the meter.
+# Freed memory may stay with the process and serve the next pass, so the same pass can show another growth each time.
+# On a GPU neither sees the device at all. Hence the meter.
 
 # %% [markdown]
 # ## Exercise: a stack on paper
 #
 # *Difficulty 2 of 3, 10 minutes.* How many bytes do `n_layers` blocks save together? float32, fused attention, no
-# dropout, feed-forward four times as wide. The output of the last block is not saved: nothing behind it needs it.
+# dropout, feed-forward four times as wide.
 
 
 # %%
@@ -342,8 +326,8 @@ print(checks.check_saved_bytes(saved_bytes, here))
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Section 2 gives three terms for one block. The input of each block is the output of the one before it: counting it
-# with the block that reads it counts it once.
+# Section 2 gives three terms for one block. The output of the last block is not saved: nothing behind it needs it.
+# The input of each block is the output of the one before it: counting it with the block that reads it counts it once.
 #
 # </details>
 #
