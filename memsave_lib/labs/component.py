@@ -44,9 +44,10 @@ class Lab:
         self._threads: ThreadPoolExecutor | None = None
         self._pen = threading.Lock()  # matplotlib draws in one thread at a time
         self.sliders = {slider.name: slider.widget() for slider in config.sliders}
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.reset_button = widgets.Button(description="Reset", icon="undo")
+        narrow = widgets.Layout(width="100px")
+        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary", layout=narrow)
+        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True, layout=narrow)
+        self.reset_button = widgets.Button(description="Reset", icon="undo", layout=narrow)
         self.prediction, self.memory = widgets.HTML(), widgets.HTML()
         self.predicted, self.status, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         for slider in self.sliders.values():
@@ -58,8 +59,9 @@ class Lab:
         ):
             button.on_click(lambda button, action=action: self._guarded(action))
         wrap = widgets.Layout(display="flex", flex_flow="row wrap")
-        controls = [*self.sliders.values(), self.run_button, self.stop_button, self.reset_button]
-        rows = [widgets.Box(controls, layout=wrap), widgets.Box([self.prediction, self.memory], layout=wrap)]
+        buttons = widgets.Box([self.run_button, self.stop_button, self.reset_button])
+        controls = widgets.Box([*self.sliders.values(), buttons], layout=wrap)
+        rows = [controls, widgets.Box([self.prediction, self.memory], layout=wrap)]
         self.view = widgets.VBox([*rows, self.predicted, self.status, self.table])
         self._begin()
         if os.environ.get(PRESS_RUN) == "1":
@@ -162,7 +164,7 @@ class Lab:
 
     def _begin(self) -> None:
         self._predict()
-        self._draw_memory(self.config.predict(self.values))
+        self._draw_memory()
         self._say("No step has run yet: press Run.")
         self.table.value = ""
 
@@ -191,15 +193,14 @@ class Lab:
         self.predicted.value = paragraph(sentence)
 
     def _draw_memory(
-        self, prediction: Prediction, points: Sequence[tuple[float, int]] = (), trace: Trace | None = None
+        self, prediction: Prediction | None = None, points: Sequence[tuple[float, int]] = (), trace: Trace | None = None
     ) -> None:
         """Memory against time, over the outlines of earlier runs."""
         earlier = [run for run in self.runs if run.trace is not trace]
         ghosts = [(f"run {self.runs.index(run) + 1}", run.outline) for run in earlier[-GHOSTS:]]
         with self._pen:
-            shown = plots.memory_run(
-                points, trace=trace, ghosts=ghosts, predicted=prediction.peak_bytes, size=MEMORY_INCHES
-            )
+            predicted = prediction and prediction.peak_bytes
+            shown = plots.memory_run(points, trace=trace, ghosts=ghosts, predicted=predicted, size=MEMORY_INCHES)
             self.memory.value = image(shown, f"Memory against time: {shown.sentence}")
 
     def _finish(self, run: Run) -> None:

@@ -49,5 +49,6 @@ def table(runs: Sequence[Run]) -> str:
 
 def _row(tag: str, texts: Sequence[str]) -> str:
     style = "text-align: right; vertical-align: bottom; line-height: 1.2; padding: 0.2em 0.6em"
+    style += "; white-space: nowrap" if tag == "td" else ""
     cells = "".join(f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
     return f"<tr>{cells}</tr>"

@@ -105,18 +105,19 @@ def memory_run(
     """
     curve = None if trace is None else trace.curve(POINTS)
     lines = [(label, _from_zero(ghost)) for label, ghost in ghosts if ghost]
-    now = np.empty((0, 2)) if curve is not None or not points else _from_zero(points)
-    heights = [line[:, 1].max() for _, line in (*lines, ("", now)) if len(line)]
-    top = max([*heights, 0 if trace is None else trace.peak_bytes, predicted or 0, 1])
-    unit, scale = unit_for(int(top))
-    ends = [line[-1, 0] for _, line in lines]
+    now = _from_zero(points) if trace is None and points else np.zeros((1, 2))
+    top = max(line[:, 1].max() for _, line in (*lines, ("", now)))
+    top = max(int(top), predicted or 1, 0 if trace is None else trace.peak_bytes)
     # A running step needs room to grow into; it gets more whenever it arrives at the right edge.
-    ends += [1.25 * now[-1, 0]] if len(now) else []
-    ends += [] if curve is None else [float(_positions(curve, "seconds")[-1])]
-    across = max(ends, default=0.0) or 1.0
+    ends = [1.25 * now[-1, 0], *(line[-1, 0] for _, line in lines)]
+    across = max([*ends, 0 if curve is None else _positions(curve, "seconds")[-1]]) or 1.0
+    unit, scale = unit_for(top)
     figure = Figure(figsize=size, dpi=DPI, facecolor="white")
     box = (0.7, 0.5, size[0] - 0.85, size[1] - 0.82)
     axes, band = _panel(figure, box, across, 1.25 * top / scale)
+    axes.set_ylabel(f"live memory, {unit}", fontsize=TEXT)
+    band.set(xlabel="seconds", yticks=[])
+    band.spines["left"].set_visible(False)
     if curve is not None:
         _draw_memory(axes, curve, "seconds", scale)
         _draw_phases(band, curve, "seconds", box[2] / across)
@@ -125,25 +126,20 @@ def memory_run(
         axes.step(line[:, 0], line[:, 1] / scale, where="post", color=GREY, linewidth=0.9)
         x, y = line[line[:, 1].argmax()]
         axes.text(x, y / scale, label, color=GREY, fontsize=SMALL, ha="center", va="bottom", bbox=ON_WHITE)
-    if len(now):
-        axes.fill_between(now[:, 0], now[:, 1] / scale, step="post", facecolor=SKY, linewidth=0)
-        axes.step(now[:, 0], now[:, 1] / scale, where="post", color=BLACK, linewidth=0.9)
-        axes.plot(now[-1, 0], now[-1, 1] / scale, "o", color=BLACK, markersize=5)
     if predicted is not None:
         late = curve is not None and curve["total"].argmax() > len(curve) / 2
         _draw_level(axes, predicted, scale, f"predicted peak {human_bytes(predicted)}", "left" if late else "right")
-    if curve is not None:
-        _mark_peak(axes, trace, curve, "seconds", scale, across)
-    band.set_yticks([])
-    band.spines["left"].set_visible(False)
-    axes.set_ylabel(f"live memory, {unit}", fontsize=TEXT)
-    band.set_xlabel("seconds", fontsize=TEXT)
     if trace is not None:
+        _mark_peak(axes, trace, curve, "seconds", scale, across)
         return Shown(figure, _sentence("", trace))
-    if len(now):
+    if points:
+        axes.fill_between(now[:, 0], now[:, 1] / scale, step="post", facecolor=SKY, linewidth=0)
+        axes.step(now[:, 0], now[:, 1] / scale, where="post", color=BLACK, linewidth=0.9)
+        axes.plot(now[-1, 0], now[-1, 1] / scale, "o", color=BLACK, markersize=5)
         return Shown(figure, f"{human_bytes(int(now[-1, 1]))} live now.")
     if not lines:
-        axes.text(0.5, 0.45, "no step has run yet", transform=axes.transAxes, ha="center", color=GREY, fontsize=TEXT)
+        axes.set(yticks=[], ylabel="live memory")
+        axes.text(0.5, 0.5, "no step has run yet", transform=axes.transAxes, ha="center", color=GREY, fontsize=TEXT)
         band.set_xticks([])
     return Shown(figure, "No step is running.")
 
