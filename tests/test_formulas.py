@@ -17,6 +17,7 @@ import memsave_lib as ms
 from helpers import LiveBytes, autocast, build_input, build_stack, run_plan, saved_bytes
 from memsave_lib import formulas
 from memsave_lib.formulas import BlockShape, LlamaShape
+from memsave_lib.plan import Plan, Segment
 from memsave_lib.strategies import (
     OPS,
     Chunked,
@@ -187,7 +188,15 @@ PEAK_SHAPES = [
     (3, 40, 24, 4, 4), (2, 17, 30, 3, 3), (3, 50, 12, 2, 1), (2, 3, 64, 2, 1), (4, 9, 16, 8, 5),
     (1, 40, 24, 4, 4), (3, 40, 24, 1, 4), (1, 17, 24, 1, 1), (1, 1, 8, 2, 1), (3, 1, 8, 2, 2), (3, 1, 8, 1, 4),
 ]  # fmt: skip
-PEAK_PLANS = [(1, KeepAll()), (3, KeepAll()), (3, Chunked(1)), (4, Recursive()), *PLANS]
+REGION_LAST_IN_REGION = Plan(3, (Segment(0, 3, True, (Segment(0, 2), Segment(2, 3, True))),))
+MOMENT_PLANS = [
+    ("1 kept", KeepAll().plan(1)),
+    ("3 kept", KeepAll().plan(3)),
+    ("1 chunk", Chunked(1).plan(3)),
+    ("4 recursive", Recursive().plan(4)),
+    ("a region at the end of a region", REGION_LAST_IN_REGION),
+    *((f"{n_layers}, {strategy.label}", strategy.plan(n_layers)) for n_layers, strategy in PLANS),
+]
 
 
 def measured_levels(plan, shape, loss, hold_output, input_requires_grad, new_gradients):
@@ -214,11 +223,10 @@ def measured_levels(plan, shape, loss, hold_output, input_requires_grad, new_gra
     return meter.levels
 
 
-@pytest.mark.parametrize(("n_layers", "strategy"), PEAK_PLANS, ids=plan_id)
+@pytest.mark.parametrize(("name", "plan"), MOMENT_PLANS, ids=lambda value: value if isinstance(value, str) else "")
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
-def test_every_moment_of_a_step_is_what_the_timeline_says(attention, n_layers, strategy):
-    plan = strategy.plan(n_layers)
-    draw = random.Random(f"{attention}, {n_layers}, {strategy.label}")
+def test_every_moment_of_a_step_is_what_the_timeline_says(attention, name, plan):
+    draw = random.Random(f"{attention}, {name}")
     for batch, seq_len, hidden, heads, ffn_mult in PEAK_SHAPES:
         dtype, causal = draw.choice(["float32", "bfloat16"]), draw.random() < 0.5
         shape = BlockShape(batch, seq_len, hidden, heads, ffn_mult, 0.0, causal, attention, dtype)
