@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memsave_lib import _compat
+from memsave_lib.arguments import whole_number
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel, LlamaForCausalLM
@@ -78,12 +79,13 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("hidden", hidden), ("heads", heads), ("ffn_mult", ffn_mult)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            whole_number(name, value)
         if hidden % heads:
             raise ValueError(f"heads must divide hidden: {hidden} is not a multiple of {heads}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a number of at least 0 and below 1, got {dropout!r}")
+        if not isinstance(causal, bool):
+            raise TypeError(f"causal must be True or False, got {causal!r}")
         if attention not in ("sdpa", "math"):
             raise ValueError(f'attention must be "sdpa" or "math", got {attention!r}')
         self.hidden, self.heads, self.causal, self.attention = hidden, heads, causal, attention
@@ -139,8 +141,7 @@ class BlockStack(nn.Module):
 
     def __init__(self, n_layers: int, hidden: int, heads: int, **block_options: float | int | bool | str) -> None:
         super().__init__()
-        if isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1:
-            raise ValueError(f"n_layers must be a whole number of at least 1, got {n_layers!r}")
+        whole_number("n_layers", n_layers)
         self.blocks = nn.ModuleList(TransformerBlock(hidden, heads, **block_options) for _ in range(n_layers))
 
     def forward(self, x: Tensor) -> Tensor:

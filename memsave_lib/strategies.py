@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from memsave_lib.arguments import whole_number
 from memsave_lib.plan import BlockFlops, Plan, RegionFlops, Segment
 
 __all__ = [
@@ -51,7 +52,7 @@ class KeepAll(Strategy):
     label = "keep all"
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         return Plan(n_blocks, (Segment(0, n_blocks),))
 
 
@@ -62,7 +63,7 @@ class FullCheckpoint(Strategy):
     label = "full checkpoint"
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         return Plan(n_blocks, tuple(Segment(i, i + 1, recompute=True) for i in range(n_blocks)))
 
 
@@ -77,14 +78,14 @@ class Selective(Strategy):
     checkpoint_every: int = 2
 
     def __post_init__(self) -> None:
-        _positive("checkpoint_every", self.checkpoint_every)
+        whole_number("checkpoint_every", self.checkpoint_every)
 
     @property
     def label(self) -> str:
         return f"selective, k={self.checkpoint_every}"
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         return Plan(
             n_blocks,
             tuple(Segment(i, i + 1, recompute=i % self.checkpoint_every != 0) for i in range(n_blocks)),
@@ -121,7 +122,7 @@ class SelectiveOps(Strategy):
         return "recompute " + " + ".join(self.recompute)
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         return Plan(n_blocks, (Segment(0, n_blocks),), recompute_ops=self.recompute)
 
 
@@ -138,7 +139,7 @@ class Chunked(Strategy):
     recompute_last: bool = True
 
     def __post_init__(self) -> None:
-        _positive("num_checkpoints", self.num_checkpoints)
+        whole_number("num_checkpoints", self.num_checkpoints)
         if not isinstance(self.recompute_last, bool):
             raise TypeError(f"recompute_last is True or False, got {self.recompute_last!r}")
 
@@ -148,7 +149,7 @@ class Chunked(Strategy):
         return chunks if self.recompute_last else f"{chunks}, last one kept"
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         if self.num_checkpoints > n_blocks:
             raise ValueError(
                 f"Chunked(num_checkpoints={self.num_checkpoints}) needs at least {self.num_checkpoints} blocks, "
@@ -180,9 +181,9 @@ class Chunked(Strategy):
             block_bytes: saved bytes of one block, its input included.
             checkpoint_bytes: bytes of one block's input.
         """
-        n_blocks = _positive("n_blocks", n_blocks)
-        _positive("block_bytes", block_bytes)
-        _positive("checkpoint_bytes", checkpoint_bytes)
+        n_blocks = whole_number("n_blocks", n_blocks)
+        whole_number("block_bytes", block_bytes)
+        whole_number("checkpoint_bytes", checkpoint_bytes)
 
         def peak(chunks: int) -> int:
             sizes = chunk_sizes(n_blocks, chunks)
@@ -201,7 +202,7 @@ class Recursive(Strategy):
     label = "recursive"
 
     def plan(self, n_blocks: int) -> Plan:
-        n_blocks = _positive("n_blocks", n_blocks)
+        n_blocks = whole_number("n_blocks", n_blocks)
         return Plan(n_blocks, _bisect(0, n_blocks))
 
 
@@ -217,11 +218,3 @@ def _bisect(start: int, stop: int) -> tuple[Segment, ...]:
     middle = (start + stop + 1) // 2
     left = Segment(start, middle, recompute=True, inner=_bisect(start, middle))
     return (left, *_bisect(middle, stop))
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number of at least 1, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value

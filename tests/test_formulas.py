@@ -447,7 +447,7 @@ def test_gpt2_small_has_124_million_parameters():
         (dict(batch=0), ValueError, "batch must be a whole number of at least 1, got 0"),
         (dict(seq_len=2.0), TypeError, "seq_len must be a whole number of at least 1, got 2.0"),
         (dict(hidden=True), TypeError, "hidden must be a whole number of at least 1, got True"),
-        (dict(dropout=1.0), ValueError, "dropout must be at least 0 and below 1, got 1.0"),
+        (dict(dropout=1.0), ValueError, "dropout must be a number of at least 0 and below 1, got 1.0"),
         (dict(attention="flash"), ValueError, "got 'flash'"),
         (dict(dtype="int8"), ValueError, "dtype is one of float64, float32, bfloat16, float16, got 'int8'"),
         (dict(autocast="float32"), ValueError, "got 'float32' over 'float32'"),

@@ -179,15 +179,15 @@ def test_batches_reach_both_ends_of_the_text():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        (dict(seq_len=4), "seq_len=4 is longer than the text, which has 3 tokens"),
-        (dict(seq_len=0), "seq_len is a whole number of at least 1, got 0"),
-        (dict(batch_size=True), "batch_size is a whole number of at least 1, got True"),
-        (dict(steps=1.0), "steps is a whole number of at least 1, got 1.0"),
-        (dict(vocab_size=255), r"vocab_size is a whole number of at least 256 \(bytes\), got 255"),
+        (dict(seq_len=4), ValueError, "seq_len=4 is longer than the text, which has 3 tokens"),
+        (dict(seq_len=0), ValueError, "seq_len must be a whole number of at least 1, got 0"),
+        (dict(batch_size=True), TypeError, "batch_size must be a whole number of at least 1, got True"),
+        (dict(steps=1.0), TypeError, "steps must be a whole number of at least 1, got 1.0"),
+        (dict(vocab_size=255), ValueError, "vocab_size must be a whole number of at least 256, got 255"),
     ],
 )
-def test_wrong_batches_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_batches_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
         texts.batches("abc", **{"seq_len": 2, "batch_size": 1, **arguments})

@@ -21,6 +21,8 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
+from memsave_lib.arguments import whole_number
+
 BOOKS_FILE = Path(__file__).resolve().parents[2] / "data" / "books.json"
 BYTES = 256
 _MARKER = r"^\*\*\* ?{} OF TH(?:E|IS) PROJECT GUTENBERG EBOOK.*$"
@@ -88,8 +90,7 @@ def tokenize(text: str, vocab_size: int = BYTES) -> Tensor:
     neighbours within words becomes a new token, again and again, until the vocabulary is full. It is
     learned from this very text, in a second or two, and always in the same way.
     """
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < BYTES:
-        raise ValueError(f"vocab_size is a whole number of at least {BYTES} (bytes), got {vocab_size!r}")
+    whole_number("vocab_size", vocab_size, at_least=BYTES)
     if vocab_size == BYTES:
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -116,8 +117,7 @@ def batches(
     the labels itself.
     """
     for name, value in (("seq_len", seq_len), ("batch_size", batch_size), ("steps", steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is a whole number of at least 1, got {value!r}")
+        whole_number(name, value)
     tokens = tokenize(text, vocab_size)
     places = len(tokens) - seq_len + 1
     if places < 1:

@@ -50,8 +50,9 @@ class BlockShape:
             whole_number(name, getattr(self, name))
         if self.hidden % self.heads:
             raise ValueError(f"heads must divide hidden: {self.hidden} is not a multiple of {self.heads}")
-        if isinstance(self.dropout, bool) or not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
+        dropout = self.dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a number of at least 0 and below 1, got {dropout!r}")
         if self.attention not in ("sdpa", "math"):
             raise ValueError(f'attention must be "sdpa" or "math", got {self.attention!r}')
         if self.device not in ("cpu", "cuda"):
