@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
@@ -112,6 +113,20 @@ def test_the_audit_shows_what_a_kernel_takes_and_returns_within_itself():
     assert trace.start_bytes + trace.audit.peak_bytes > trace.peak_bytes
     assert len(trace.audit.seconds) == len(trace.audit.live_bytes) > 100
     assert (trace.audit.seconds[1:] >= trace.audit.seconds[:-1]).all()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+@pytest.mark.parametrize("strategy", [ms.KeepAll(), ms.Chunked(3), ms.Recursive(), ms.SelectiveOps()], ids=label)
+def test_a_fake_step_takes_the_bytes_of_a_real_one(strategy, attention):
+    """Nothing is allocated under FakeTensorMode; runner and meter do the same work."""
+    traces = []
+    for mode in (FakeTensorMode(), contextlib.nullcontext()):
+        with mode:
+            traces.append(Training("momentum", attention=attention).metered(strategy))
+    fake, real = traces
+    assert list(fake.frame()["total"]) == list(real.frame()["total"])
+    assert fake.at_peak == real.at_peak and str(fake.peak_at) == str(real.peak_at)
+    assert fake.saved_bytes == real.saved_bytes
 
 
 def test_no_audit_no_share():
