@@ -73,13 +73,16 @@ class _Saved:
 class Log(_compat.TorchDispatchMode):
     """Everything that happens to storages between :meth:`listen` and the end of its stack, in order."""
 
-    def __init__(self, model: nn.Module | None, optimizer: Optimizer | None, stop: threading.Event | None) -> None:
+    def __init__(
+        self, model: nn.Module | None, optimizer: Optimizer | None, stop: threading.Event | None, audit: bool
+    ) -> None:
         super().__init__()
         self.live_bytes = 0
         self.history: list[tuple[float, int]] = []
         self._events: list[Event] = []
         self._initial: list[StorageFacts] = []
-        self._initial_blocks: dict[int, int] = {}  # address -> bytes, for the audit
+        self._initial_blocks: dict[int, int] = {}  # address -> bytes, for the audit alone: fake tensors have no address
+        self._audited = audit
         self._refs: dict[int, _StorageRef] = {}  # by id of the storage object, which lives as long as the storage
         self._saved_bytes = 0
         self._model, self._optimizer, self._stop = model, optimizer, stop
@@ -241,7 +244,8 @@ class Log(_compat.TorchDispatchMode):
             if isinstance(tensor, nn.Parameter):
                 facts.label = "parameter"
             self._initial.append(facts)
-            self._initial_blocks[storage.data_ptr()] = facts.nbytes
+            if self._audited:
+                self._initial_blocks[storage.data_ptr()] = facts.nbytes
             ref = self._watch(storage, facts)
             self.live_bytes += facts.nbytes
         if tensor.is_leaf and tensor.requires_grad and not ref.facts.leaf_hooked:

@@ -60,7 +60,7 @@ class MemoryMeter:
         if any(isinstance(mode, Log) for mode in _compat.active_dispatch_modes()):
             raise RuntimeError("a MemoryMeter is running in this thread already: use that one, meters do not nest")
         self._trace, self._profile = None, None
-        self._log = Log(self.model, self.optimizer, self.stop)
+        self._log = Log(self.model, self.optimizer, self.stop, self.audit)
         with ExitStack() as stack:
             if self.audit:
                 gc.collect()  # the allocator would see the death of garbage that has nothing to do with the step

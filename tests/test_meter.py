@@ -115,6 +115,7 @@ def test_the_audit_shows_what_a_kernel_takes_and_returns_within_itself():
     assert (trace.audit.seconds[1:] >= trace.audit.seconds[:-1]).all()
 
 
+@pytest.mark.filterwarnings("error:.*data pointer of FakeTensor")
 @pytest.mark.parametrize("attention", ["sdpa", "math"])
 @pytest.mark.parametrize("strategy", [ms.KeepAll(), ms.Chunked(3), ms.Recursive(), ms.SelectiveOps()], ids=label)
 def test_a_fake_step_takes_the_bytes_of_a_real_one(strategy, attention):
