@@ -14,7 +14,7 @@ MEBIBYTE = 2**20
 
 def test_resident_memory_grows_with_a_tensor_and_tracemalloc_does_not_see_it() -> None:
     counts = count_otherwise(lambda: torch.ones(64 * MEBIBYTE, dtype=torch.uint8))
-    assert counts.resident_growth > 60 * MEBIBYTE
+    assert 60 * MEBIBYTE < counts.resident_growth < 128 * MEBIBYTE
     assert counts.python_peak < MEBIBYTE
 
 
