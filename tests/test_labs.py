@@ -73,6 +73,7 @@ class Waiting(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.entered, self.go_on = threading.Event(), threading.Event()
         self.error: Exception | None = None
+        self.finished = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x)
@@ -80,7 +81,9 @@ class Waiting(nn.Module):
         assert self.go_on.wait(30)
         if self.error is not None:
             raise self.error
-        return self.linear(x)
+        x = self.linear(x)
+        self.finished = True
+        return x
 
 
 def waiting_lab(block: Waiting, **changes: object) -> Lab:
@@ -237,10 +240,11 @@ def test_stop_ends_a_step_midway() -> None:
     lab.wait()
     assert read(lab.status) == "Stopped at seq_len 2, checkpoint_every 1, with 144 B live."
     assert lab.runs == [] and state(lab) == IDLE
-    assert block.linear.weight.grad is None
+    assert not block.finished
     lab.run_button.click()
     lab.wait()
     assert len(lab.runs) == 1, "a stopped lab runs again"
+    assert block.finished and block.linear.weight.grad is None, "gradients are not left to the next run"
 
 
 def test_reset_forgets_runs_and_puts_the_sliders_back() -> None:
@@ -335,7 +339,7 @@ def test_a_failing_picture_ends_the_step_too() -> None:
     block.go_on.set()
     with pytest.raises(AttributeError):
         lab.wait()
-    assert state(lab) == IDLE
+    assert state(lab) == IDLE and not block.finished
 
 
 def test_without_a_formula_for_the_peak_only_saved_bytes_are_compared() -> None:
