@@ -764,6 +764,15 @@ def test_an_exception_leaves_a_trace_and_nothing_else(where, strategy):
     assert again.peak_bytes == fresh.metered(strategy).peak_bytes
 
 
+def test_an_audited_step_that_fails_leaves_its_audit():
+    training = Training()
+    training.model.stack.blocks[2].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), MemoryMeter(training.model, audit=True) as meter:
+        training.step()
+    assert meter.trace.explained_share == 1.0
+    assert Training().metered(audit=True).explained_share == 1.0  # the profiler is free again
+
+
 def test_meters_do_not_nest():
     training = Training()
     with MemoryMeter(training.model) as meter:

@@ -890,6 +890,18 @@ def test_remove_may_be_called_twice():
     assert type(stack) is ms.BlockStack
 
 
+def test_a_block_that_cannot_be_intercepted_leaves_the_others_as_they_were():
+    class Final(nn.Sequential):
+        def __init_subclass__(cls):
+            raise TypeError("this class is final")
+
+    blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)), Final(nn.Linear(4, 4))])
+    model = nn.Sequential(blocks)
+    with pytest.raises(TypeError, match="this class is final"):
+        ms.apply(model, ms.FullCheckpoint(), blocks=list(blocks))
+    assert type(blocks[0]) is nn.Sequential and type(blocks[1]) is Final and type(model) is nn.Sequential
+
+
 def test_a_compiled_model_is_refused():
     stack, _ = stack_and_input()
     compiled = torch.compile(stack, backend="eager")
@@ -1004,12 +1016,16 @@ def test_two_threads_may_run_the_same_model():
 # What recomputation cannot do is said, not done wrongly
 
 
-@pytest.mark.parametrize("strategy", RECOMPUTING, ids=label)
-def test_weights_changed_between_forward_and_backward_raise_as_plain_does(strategy):
+metered_or_not = pytest.mark.parametrize("metered", [False, True], ids=["bare", "metered"])
+
+
+@metered_or_not
+@every_strategy
+def test_weights_changed_between_forward_and_backward_raise_as_plain_does(strategy, metered):
     """pytorch#128611: without this check the second run would use the new weights, and nobody would notice."""
     stack, x = stack_and_input(dropout=0.0)
     optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
-    with ms.apply(stack, strategy):
+    with ms.apply(stack, strategy), ms.MemoryMeter(stack) if metered else contextlib.nullcontext():
         first, second = stack(x).sum(), stack(x).sum()
         first.backward()
         optimizer.step()
@@ -1017,12 +1033,13 @@ def test_weights_changed_between_forward_and_backward_raise_as_plain_does(strate
             second.backward()
 
 
-@pytest.mark.parametrize("strategy", RECOMPUTING, ids=label)
-def test_an_input_changed_between_forward_and_backward_raises_as_plain_does(strategy):
+@metered_or_not
+@every_strategy
+def test_an_input_changed_between_forward_and_backward_raises_as_plain_does(strategy, metered):
     """pytorch#128611."""
     stack, _ = stack_and_input(dropout=0.0)
     x = torch.randn(2, 5, 8)
-    with ms.apply(stack, strategy):
+    with ms.apply(stack, strategy), ms.MemoryMeter(stack) if metered else contextlib.nullcontext():
         loss = stack(x).sum()
         x.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
