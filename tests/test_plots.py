@@ -67,8 +67,11 @@ OPTIONS = [
     plots.Option("full", 6 * MIB, 110),
     plots.Option("worse", 20 * MIB, 120),
 ]
+SINGLE = Trace([Event(0.0, StorageFacts(MIB), MIB, "forward", "", "mm")], [], saved_bytes=0)
 FIGURES: dict[str, Callable[[], plots.Shown]] = {
     "timeline": lambda: plots.memory_timeline(TRACES["keep all"], title="one step"),
+    "timeline of one event": lambda: plots.memory_timeline(SINGLE),
+    "run of one event": lambda: plots.memory_run(trace=SINGLE),
     "timelines": lambda: plots.memory_timeline(TRACES, budget=12 * MIB, x="events"),
     "four timelines": lambda: plots.memory_timeline([(str(i), TRACES["keep all"]) for i in range(4)]),
     "five timelines": lambda: plots.memory_timeline([(str(i), TRACES["keep all"]) for i in range(5)]),
@@ -276,6 +279,8 @@ def test_a_run_grows_over_the_outlines_of_earlier_ones() -> None:
     [
         (lambda: plots.memory_timeline({}), "traces is empty"),
         (lambda: plots.memory_timeline(TRACES, x="minutes"), "got 'minutes'"),
+        (lambda: plots.memory_timeline(Trace([], [], saved_bytes=0)), "the trace is empty"),
+        (lambda: plots.memory_timeline({"none": Trace([], [], saved_bytes=0)}), "the trace 'none' is empty"),
         (lambda: plots.bytes_by_category({}), "bars is empty"),
         (lambda: plots.plan_picture([]), "plans is empty"),
         (lambda: plots.trade_off([]), "options is empty"),

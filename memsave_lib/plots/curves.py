@@ -85,12 +85,16 @@ def _draw_against(
         )  # fmt: skip
         ends.append((curve[numbers[-1]] / size, f"  {label}", color))
         if mark is not None and mark in curve:
-            # The highest curve carries its number above its mark, the others below theirs.
-            above = curve[mark] == max(other.get(mark, 0) for other in curves.values())
             axes.plot(mark, curve[mark] / size, marker="o", markersize=6, color=BLACK)
+            # Beside the curve, not on it: what is free depends on the other curves, and on whether this one rises.
+            highest = curve[mark] == max(other.get(mark, 0) for other in curves.values())
+            above = highest or curve[mark] < 0.15 * top
+            rises = curve[numbers[-1]] > curve[numbers[0]]
+            right = mark == numbers[0] or (rises != above and mark != numbers[-1])
             axes.annotate(
-                human_bytes(curve[mark]), (mark, curve[mark] / size), (7, 10 if above else -11),
-                textcoords="offset points", fontsize=TEXT, va="center", bbox=ON_WHITE, zorder=3,
+                human_bytes(curve[mark]), (mark, curve[mark] / size), (7 if right else -7, 10 if above else -11),
+                textcoords="offset points", fontsize=TEXT, ha="left" if right else "right", va="center",
+                bbox=ON_WHITE, zorder=3,
             )  # fmt: skip
     axes.set(ylim=(0, 1.15 * top / size))
     right = max(max(curve) for curve in curves.values())

@@ -29,6 +29,7 @@ from memsave_lib.plots.drawing import (
     Shown,
     axes_at,
     category_legend,
+    check_not_empty,
     labeled_pairs,
 )
 from memsave_lib.trace import Trace
@@ -56,19 +57,22 @@ def memory_timeline(
     if x not in ("seconds", "events"):
         raise ValueError(f'x is "seconds" or "events", got {x!r}')
     labeled = labeled_pairs({title: traces} if isinstance(traces, Trace) else traces, "traces")
+    for label, trace in labeled:
+        check_not_empty(f"the trace {label!r}" if label else "the trace", trace.events)
     curves = [trace.curve(POINTS) for _, trace in labeled]
     columns = 2 if len(labeled) == 4 else min(len(labeled), 3)
     rows = -(-len(labeled) // columns)
     height = 3.2 if rows == 1 else 2.5
-    headroom = 0.55 if any(label for label, _ in labeled) else 0.3
+    headroom = 0.5 if any(label for label, _ in labeled) else 0.3
+    foot = 0.47 if x == "seconds" else 0.3  # without the numbers of seconds
     figure = Figure(figsize=(WIDTH, rows * height + headroom), dpi=DPI, facecolor="white")
     top = max([trace.peak_bytes for _, trace in labeled] + [budget or 0])
     unit, size = unit_for(top)
-    across = max(float(_positions(curve, x)[-1]) for curve in curves)
+    across = max(float(_positions(curve, x)[-1]) for curve in curves) or 1.0
     cell = (WIDTH - 0.75) / columns
     for number, ((label, trace), curve) in enumerate(zip(labeled, curves, strict=True)):
         row, column = divmod(number, columns)
-        box = (0.7 + column * cell, (rows - 1 - row) * height + 0.47, cell - 0.25, height - 0.72)
+        box = (0.7 + column * cell, (rows - 1 - row) * height + foot, cell - 0.25, height - 0.25 - foot)
         axes, band = _panel(figure, box, across, (1.2 if rows == 1 else 1.32) * top / size)
         _draw_memory(axes, curve, x, size)
         _draw_phases(band, curve, x, box[2] / across)
