@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 import memsave_lib as ms
 from memsave_lib.models import GPT2_SIZES, LLAMA_SIZES, find_blocks
@@ -330,3 +331,28 @@ def test_models_without_blocks_are_refused(model):
         f"found no blocks in {type(model).__name__}: looked for a ModuleList or Sequential whose entries are all of "
         f"one class and have parts of their own; pass the list as blocks=[...]"
     )
+
+
+def test_lists_inside_blocks_are_not_stacks():
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4))
+
+    model = nn.Sequential(Mixture(), Mixture())
+    assert find_blocks(model) == list(model)
+
+
+def test_blocks_of_two_classes_count_if_hugging_face_marks_them_as_layers():
+    class Attention(GradientCheckpointingLayer):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(8, 8)
+
+    class Recurrent(Attention):
+        pass
+
+    marked = nn.ModuleList([Attention(), Recurrent(), Attention()])
+    assert find_blocks(marked) == list(marked)
+    with pytest.raises(ValueError, match="found no blocks"):
+        find_blocks(nn.ModuleList([ms.TransformerBlock(8, 2), nn.Sequential(nn.Linear(8, 8))]))
