@@ -29,7 +29,7 @@ class Chunk:
 
     segment: Segment
     names: Sequence[str]  # what errors call each block of the stack
-    output: Tensor
+    output: list[Any]  # leaves of what blocks hand to each other, mostly one tensor
     fixed: list[Any]  # leaves of all arguments but the first
     rests: dict[int, Any]  # follower -> what its block returned behind its output
     random_state: bytes  # of the CPU, once all blocks have run
@@ -52,16 +52,17 @@ class Chunk:
             args, kwargs: the leader's; the first one, whatever its name, is what blocks hand to each other.
         """
 
-        def call(index: int, state: tuple[Tensor, tuple], *fixed: Any) -> tuple[Tensor, tuple]:
+        def call(index: int, state: tuple[Any, tuple], *fixed: Any) -> tuple[Any, tuple]:
             hidden, rests = state
             args, kwargs = _with_first(hidden, *fixed)
-            hidden, rest = _split_output(call_block(index, *args, **kwargs), names[index])
+            output = call_block(index, *args, **kwargs)
+            hidden, rest = _split_output(output, names[index]) if isinstance(hidden, Tensor) else (output, None)
             return hidden, (*rests, rest)
 
         hidden, *fixed = _split_first(args, kwargs)
         hidden, rests = run_segments((segment,), Stack(call, blocks, counts), (hidden, ()), *fixed)
         followers = dict(enumerate(rests[1:], start=segment.start + 1))
-        chunk = cls(segment, names, hidden, _compat.tree_flatten(fixed)[0], followers, _random_state())
+        chunk = cls(segment, names, _leaves(hidden), _leaves(fixed), followers, _random_state())
         return chunk, _join_output(hidden, rests[0])
 
     def follow(self, index: int, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -70,9 +71,9 @@ class Chunk:
             raise RuntimeError(self.skipped(f"{self.names[index]} was called"))
         hidden, *fixed = _split_first(args, kwargs)
         obstacle = None
-        if hidden is not self.output:
+        if not _same(_leaves(hidden), self.output):
             obstacle = "a changed input"
-        elif not _same_leaves(_compat.tree_flatten(fixed)[0], self.fixed):
+        elif not _same(_leaves(fixed), self.fixed):
             obstacle = "other arguments"
         elif _random_state() != self.random_state:
             obstacle = "other random numbers (the model draws some between its blocks)"
@@ -96,7 +97,7 @@ def _split_first(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[
     return kwargs[name], (), {**kwargs, name: None}
 
 
-def _with_first(hidden: Tensor, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _with_first(hidden: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if args:
         return (hidden, *args[1:]), kwargs
     return args, {**kwargs, next(iter(kwargs)): hidden}
@@ -114,11 +115,15 @@ def _split_output(output: Any, name: str) -> tuple[Tensor, Any]:
     )
 
 
-def _join_output(hidden: Tensor, rest: Any) -> Any:
+def _join_output(hidden: Any, rest: Any) -> Any:
     return hidden if rest is None else type(rest)((hidden, *rest))
 
 
-def _same_leaves(ours: list[Any], theirs: list[Any]) -> bool:
+def _leaves(tree: Any) -> list[Any]:
+    return _compat.tree_flatten(tree)[0]
+
+
+def _same(ours: list[Any], theirs: list[Any]) -> bool:
     plain = (int, float, complex, str, bytes, torch.dtype, torch.device)
     return len(ours) == len(theirs) and all(
         a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in zip(ours, theirs, strict=True)

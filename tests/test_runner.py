@@ -536,6 +536,75 @@ def test_a_chunk_whose_model_works_between_the_blocks_is_refused_by_name():
         assert torch.equal(model(x), plain)
 
 
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+@every_plain_strategy
+def test_blocks_may_hand_on_a_tuple_a_list_or_a_dictionary(strategy, kind):
+    """DeepSpeed#660, #741."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, state):
+            assert type(state) is kind
+            x, mask, count = state.values() if kind is dict else state
+            x = F.dropout((self.linear(x) * mask).tanh(), 0.5)
+            return {"x": x, "mask": mask, "count": count + 1} if kind is dict else kind((x, mask, count + 1))
+
+    def build():
+        blocks, x, mask = nn.Sequential(*(Block() for _ in range(4))), torch.randn(3, 4), torch.rand(3, 1)
+        first = {"x": x, "mask": mask, "count": 0} if kind is dict else kind((x, mask, 0))
+
+        def step():
+            x, _, count = blocks(first).values() if kind is dict else blocks(first)
+            assert count == 4
+            loss = x.square().sum()
+            loss.backward()
+            return loss
+
+        return blocks, step
+
+    assert_equal_to_plain(build, strategy)
+
+
+@pytest.mark.parametrize("what", ["state", "argument"])
+def test_a_chunk_whose_model_changes_a_dictionary_between_the_blocks_is_refused(what):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, state, notes):
+            state["x"] = self.linear(state["x"]) * notes["scale"]
+            return state
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            state, notes = {"x": x}, {"scale": 1.0}
+            for block in self.blocks:
+                state = block(state, notes)
+                if what == "state":
+                    state["x"] = state["x"] * 2
+                else:
+                    notes["scale"] += 1
+            return state["x"]
+
+    model, x = Model(), torch.randn(2, 4)
+    plain = model(x)
+    for strategy in RECOMPUTING:
+        with ms.apply(model, strategy):
+            if strategy in BLOCK_BY_BLOCK:
+                assert torch.equal(model(x), plain)
+            else:
+                with pytest.raises(ValueError, match="cannot run as one region"):
+                    model(x)
+
+
 @pytest.mark.parametrize("left_out", [1, 3])
 def test_a_chunk_whose_model_leaves_a_block_out_is_refused_by_name(left_out):
     class Model(nn.Module):
