@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
@@ -170,37 +170,39 @@ class Lab:
 
     def _predict(self) -> None:
         """Redraw what depends on the sliders alone."""
-        values, along = self.values, self.config.along
+        along = self.config.along
         choices = next(slider.choices for slider in self.config.sliders if slider.name == along)
-        predictions = {number: self.config.predict({**values, along: number}) for number in choices}
-        curves = {"saved": {number: one.saved_bytes for number, one in predictions.items()}}
-        if (here := predictions[values[along]]).peak_bytes is not None:
-            curves["peak"] = {number: one.peak_bytes for number, one in predictions.items()}
-        alike = [run for run in self.runs if {**run.values, along: 0} == {**values, along: 0}]
-        rings = {
-            name: {
-                run.values[along]: measured for run in alike for what, _, measured in run.comparisons if what == name
-            }
-            for name in curves
-        }
-        peak = "" if here.peak_bytes is None else f", peak of the whole step {exact_bytes(here.peak_bytes)}"
-        sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
-        with self._pen:
-            shown = plots.bytes_against(
-                along, curves, rings if alike else None, values[along], "predicted memory", PREDICTION_INCHES
-            )
+        with self._pen:  # the values are read inside: whoever draws last draws the newest
+            values = self.values
+            predictions = {number: self.config.predict({**values, along: number}) for number in choices}
+            here = predictions[values[along]]
+            curves = {"saved": {number: one.saved_bytes for number, one in predictions.items()}}
+            if here.peak_bytes is not None:
+                curves["peak"] = {number: one.peak_bytes for number, one in predictions.items()}
+            measured = self._measured_along(values, curves)
+            peak = "" if here.peak_bytes is None else f", peak of the whole step {exact_bytes(here.peak_bytes)}"
+            sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
+            shown = plots.bytes_against(along, curves, measured, values[along], "predicted memory", PREDICTION_INCHES)
             self.prediction.value = image(shown, sentence)
-        self.predicted.value = paragraph(sentence)
+            self.predicted.value = paragraph(sentence)
+
+    def _measured_along(self, values: Values, names: Iterable[str]) -> dict[str, dict[int, int]]:
+        """Measured bytes of the runs whose other values are these, for the rings on the curves."""
+        along = self.config.along
+        alike = [run for run in self.runs if {**run.values, along: 0} == {**values, along: 0}]
+        found = {name: {run.values[along]: run.measured[name] for run in alike} for name in names}
+        return found if alike else {}
 
     def _draw_memory(
         self, prediction: Prediction | None = None, points: Sequence[tuple[float, int]] = (), trace: Trace | None = None
     ) -> None:
         """Memory against time, over the outlines of earlier runs."""
-        earlier = [run for run in self.runs if run.trace is not trace]
-        ghosts = [(f"run {self.runs.index(run) + 1}", run.outline) for run in earlier[-GHOSTS:]]
         with self._pen:
+            earlier = [(f"run {n}", run.outline) for n, run in enumerate(self.runs, start=1) if run.trace is not trace]
             predicted = prediction and prediction.peak_bytes
-            shown = plots.memory_run(points, trace=trace, ghosts=ghosts, predicted=predicted, size=MEMORY_INCHES)
+            shown = plots.memory_run(
+                points, trace=trace, ghosts=earlier[-GHOSTS:], predicted=predicted, size=MEMORY_INCHES
+            )
             self.memory.value = image(shown, f"Memory against time: {shown.sentence}")
 
     def _finish(self, run: Run) -> None:

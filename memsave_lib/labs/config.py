@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import ipywidgets as widgets
 from torch import nn
@@ -69,14 +70,17 @@ class Run:
     trace: Trace
 
     @property
-    def comparisons(self) -> list[tuple[str, int, int]]:
-        """(what, predicted bytes, measured bytes) of everything that was predicted."""
-        pairs = [("saved", self.prediction.saved_bytes, self.trace.saved_bytes)]
-        if self.prediction.peak_bytes is not None:
-            pairs.append(("peak", self.prediction.peak_bytes, self.trace.peak_bytes))
-        return pairs
+    def measured(self) -> dict[str, int]:
+        return {"saved": self.trace.saved_bytes, "peak": self.trace.peak_bytes}
 
     @property
+    def comparisons(self) -> list[tuple[str, int, int]]:
+        """(what, predicted bytes, measured bytes) of everything that was predicted."""
+        predicted = {"saved": self.prediction.saved_bytes, "peak": self.prediction.peak_bytes}
+        return [(what, size, self.measured[what]) for what, size in predicted.items() if size is not None]
+
+    @cached_property
     def outline(self) -> list[tuple[float, int]]:
+        """(seconds, live bytes), to be drawn behind later runs."""
         curve = self.trace.curve()
         return list(zip(curve["seconds"], curve["total"], strict=True))
