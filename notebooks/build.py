@@ -265,7 +265,9 @@ def clean(notebook: NotebookNode) -> None:
             # The widget itself lives in the kernel that is gone; its text/plain stays.
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
             if "metadata" in output:
-                output.metadata = nbformat.from_dict({})
+                # A picture says how wide it wants to be: it has more pixels than that.
+                widths = {kind: value for kind, value in output.metadata.items() if set(value) == {"width"}}
+                output.metadata = nbformat.from_dict(widths)
 
 
 def sources_of(notebook: NotebookNode) -> dict[str, object]:

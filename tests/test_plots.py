@@ -94,8 +94,10 @@ FIGURES: dict[str, Callable[[], plots.Shown]] = {
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_has_a_picture_and_a_sentence(name: str) -> None:
     shown = FIGURES[name]()
-    bundle = shown._repr_mimebundle_()
+    bundle, metadata = shown._repr_mimebundle_()
     assert set(bundle) == {"image/png", "text/plain"}
+    pixels_wide = imread(io.BytesIO(base64.b64decode(bundle["image/png"]))).shape[1]
+    assert metadata == {"image/png": {"width": pixels_wide // 2}}, "twice the pixels of the page"
     assert base64.b64decode(bundle["image/png"])[:4] == b"\x89PNG"
     assert bundle["text/plain"] == repr(shown) == shown.sentence
     assert "\n" not in shown.sentence and shown.sentence.endswith(".")

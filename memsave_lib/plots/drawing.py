@@ -28,7 +28,7 @@ LOOKS = {
     "temporary": (SKY, ""),
 }
 PHASE_TINTS = {"forward": "#E8E8E8", "backward": "#CFCFCF", "optimizer": "#B0B0B0"}
-WIDTH, DPI = 8.0, 132
+WIDTH, DPI, PAGE_DPI = 8.0, 132, 110
 TEXT, SMALL = 9.5, 8.5
 POINTS = 400
 ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks
@@ -53,8 +53,11 @@ class Shown:
     def __repr__(self) -> str:
         return self.sentence
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.sentence}
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict, dict]:
+        """The picture with twice the pixels of the page, so that it is sharp on dense screens, and its width there."""
+        picture = base64.b64encode(self.png(2 * PAGE_DPI)).decode("ascii")
+        width = round(self.figure.get_size_inches()[0] * PAGE_DPI)
+        return {"image/png": picture, "text/plain": self.sentence}, {"image/png": {"width": width}}
 
 
 def check_not_empty(name: str, values: Collection[object]) -> None:
