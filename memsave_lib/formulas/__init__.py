@@ -31,8 +31,8 @@ from memsave_lib.formulas.language_models import (
     loss_peak_bytes,
     loss_terms,
 )
+from memsave_lib.formulas.script import Moment
 from memsave_lib.formulas.timeline import (
-    Moment,
     chunked_peak_bytes,
     stack_peak_bytes,
     step_moments,
