@@ -227,7 +227,7 @@ def test_a_slider_moved_during_a_run_changes_the_prediction_and_not_the_run() ->
     block.go_on.set()
     lab.wait()
     assert lab.runs[0].values == {"seq_len": 2, "checkpoint_every": 1}
-    assert read(lab.predicted).startswith("Predicted at seq_len 7"), "the end of the run does not bring old numbers back"
+    assert read(lab.predicted).startswith("Predicted at seq_len 7"), "no old numbers come back with the run"
     assert rows(lab)[1][:4] == ["1", "2", "1", "200 B"]
 
 

@@ -90,7 +90,8 @@ def _draw_against(
             highest = curve[mark] == max(other.get(mark, 0) for other in curves.values())
             above = highest or curve[mark] < 0.15 * top
             rises = curve[numbers[-1]] > curve[numbers[0]]
-            right = mark == numbers[0] or (rises != above and mark != numbers[-1])
+            at = (mark - numbers[0]) / max(numbers[-1] - numbers[0], 1)
+            right = at < 0.25 or (rises != above and at < 1)
             axes.annotate(
                 human_bytes(curve[mark]), (mark, curve[mark] / size), (7 if right else -7, 10 if above else -11),
                 textcoords="offset points", fontsize=TEXT, ha="left" if right else "right", va="center",

@@ -102,10 +102,14 @@ def test_stop_by_keyboard_and_two_presses_of_run(page: NotebookPage) -> None:
 
 
 def test_a_burst_of_keys_ends_at_the_last_value(page: NotebookPage) -> None:
-    page.press(page.slider("checkpoint_every"), "Home")
-    for _ in range(4):
-        page.press(page.slider("checkpoint_every"), "ArrowRight", times=3)
-        page.press(page.slider("checkpoint_every"), "ArrowLeft", times=2)
-    sentence(page, predicted(256, 5))
-    page.image("Predicted at seq_len 256, checkpoint_every 5").wait_for()
+    slider = page.slider("checkpoint_every")
+    page.press(slider, "Home")
+    for key, times in (("ArrowRight", 5), ("ArrowLeft", 4), ("ArrowRight", 4), ("ArrowLeft", 5), ("ArrowRight", 2)):
+        page.press(slider, key, times)
+    # 1, 6, 2, 6, 1, and at last:
+    sentence(page, predicted(256, 3))
+    page.page.wait_for_timeout(2000)
+    sentence(page, predicted(256, 3), seconds=1)
+    page.image("Predicted at seq_len 256, checkpoint_every 3").wait_for()
+    assert slider.get_attribute("aria-valuenow") == "3.0"
     assert page.script_errors == page.console == []
