@@ -21,7 +21,6 @@ from memsave_lib.plots.drawing import (
     SMALL,
     TEXT,
     WIDTH,
-    YELLOW,
     Shown,
     axes_at,
     check_not_empty,
@@ -83,7 +82,7 @@ def _draw_against(
             list(points), [count / size for count in points.values()], marker, color=color, markersize=12,
             markerfacecolor="none", markeredgewidth=1.8,
         )  # fmt: skip
-        ends.append((curve[numbers[-1]] / size, f"  {label}", color))
+        ends.append((curve[numbers[-1]] / size, label, color))
         if mark is not None and mark in curve:
             axes.plot(mark, curve[mark] / size, marker="o", markersize=6, color=BLACK)
             # Beside the curve, not on it: what is free depends on the other curves, and on whether this one rises.
@@ -100,12 +99,15 @@ def _draw_against(
     axes.set(ylim=(0, 1.15 * top / size))
     right = max(max(curve) for curve in curves.values())
     for height, label, color in _spread(ends, 0.075 * 1.15 * top / size):
-        axes.text(right, height, label, color=color if color != YELLOW else BLACK, va="center", fontsize=TEXT)
+        axes.annotate(
+            label, (right, height), (10, 0), textcoords="offset points", color=color, va="center", fontsize=TEXT
+        )
     if mark is not None:
         axes.axvline(mark, color=BLACK, linewidth=0.8, linestyle=":")
     if measured:
+        falls = all(curve[min(curve)] >= curve[max(curve)] for curve in curves.values())
         ring = axes.plot([], [], "o", color=BLACK, markersize=10, markerfacecolor="none", label="measured")[0]
-        axes.legend(handles=[ring], loc="upper right", fontsize=SMALL, frameon=False)
+        axes.legend(handles=[ring], loc="upper right" if falls else "upper left", fontsize=SMALL, frameon=False)
     axes.set_xticks(_uncrowded(sorted({number for curve in curves.values() for number in curve})))
     axes.set_xlabel(name, fontsize=TEXT)
     axes.set_ylabel(f"{what}, {unit}", fontsize=TEXT)
@@ -180,7 +182,7 @@ def trade_off(
     filled = axes.plot([], [], "o-", markersize=8, color=BLUE, label="best trades: no other option is better in both")[
         0
     ]
-    axes.legend(handles=[filled], loc="upper right", fontsize=SMALL, frameon=False)
+    axes.legend(handles=[filled], loc="upper right", fontsize=SMALL, facecolor="white", edgecolor="white")
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     said = [
