@@ -240,7 +240,7 @@ for care in (True, False):
     print(f"preserve_rng_state={care}: equal shapes {shapes}, {wrong} of {len(found)} gradients wrong")
 
 # %% [markdown]
-# The loss is right, every shape is right, training runs, and gradients are wrong: forward dropped some units, backward
+# Forward is untouched, every shape is right, training runs, and gradients are wrong: forward dropped some units, backward
 # others. So in this course equal gradients come before saved bytes.
 #
 # *A second classic.* This loop checkpoints each block through a `lambda`. What is wrong with it?
