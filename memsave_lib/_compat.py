@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+import torch.utils.checkpoint
+from torch import Tensor, nn
 from torch.utils import _python_dispatch, _pytree
 
 # The base class of dispatch modes has no public home; torch.testing and torchao import it from here too.
@@ -95,9 +96,23 @@ def configs_with_cache(model: nn.Module) -> list[object]:
     return list(found.values())
 
 
-def innermost_saved_tensor_hooks() -> object | None:
-    """The pack and unpack hooks that are in force right now; tells a foreign recomputation from a double backward."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+def other_hooks_are_innermost(pack: Callable[[Tensor], Any]) -> bool:
+    """Whether saved tensors go to other hooks than ``pack`` now: inside backward, somebody's checkpoint recomputes.
+
+    Older versions of torch (2.6) do not tell the hooks in force: there, look for its checkpoint among the callers.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None:
+        return _called_from(torch.utils.checkpoint.__file__)
+    hooks = top(False)
+    return hooks is None or hooks[0] != pack
+
+
+def _called_from(path: str) -> bool:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return frame is not None
 
 
 def active_dispatch_modes() -> list[object]:

@@ -205,9 +205,7 @@ class Log(_compat.TorchDispatchMode):
 
         A checkpoint puts its own hooks above the meter's; the reentrant kind runs inside its own node.
         """
-        hooks = _compat.innermost_saved_tensor_hooks()
-        ours = hooks is not None and hooks[0] == self._pack
-        return not ours or "Checkpoint" in _compat.backward_node().name()
+        return _compat.other_hooks_are_innermost(self._pack) or "Checkpoint" in _compat.backward_node().name()
 
     def _enter_phase(self, phase: str) -> None:
         if phase == self._phase:

@@ -104,6 +104,14 @@ def test_the_peak_is_that_of_the_allocator(variant, optimizer):
     assert trace.explained_share == 1.0
 
 
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name.startswith("adamw")])
+@pytest.mark.parametrize("strategy", [None, ms.FullCheckpoint()], ids=label)
+def test_the_audit_of_adam_differs_by_its_numbers_only(strategy, optimizer):
+    """AdamW's kernels take a few numbers of eight bytes or less within themselves."""
+    trace = Training(optimizer).metered(strategy, audit=True)
+    assert 0 <= trace.start_bytes + trace.audit.peak_bytes - trace.peak_bytes <= 32
+
+
 def test_the_audit_shows_what_a_kernel_takes_and_returns_within_itself():
     stack, x = ms.BlockStack(2, 64, 2), torch.randn(1, 512, 64, requires_grad=True)
     with MemoryMeter(stack, audit=True) as meter:
@@ -345,6 +353,20 @@ def test_gradients_that_are_there_already_and_those_that_accumulate():
     assert trace.at_end["gradient"] == trace.peak_of("gradient") == own
     assert trace.start_bytes >= 2 * own
     assert all(torch.equal(p.grad, 2 * before[name]) for name, p in training.model.named_parameters())
+
+
+def test_gradients_that_the_caller_replaces_stay_gradients():
+    training = Training()
+    optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    with MemoryMeter(training.model) as meter:
+        training.step()
+        for parameter in training.model.parameters():
+            parameter.grad = parameter.grad * 0.5
+        optimizer.step()
+        optimizer.zero_grad()
+    own = sum(parameter.nbytes for parameter in training.model.parameters())
+    assert own < meter.trace.peak_of("gradient") <= own + max(p.nbytes for p in training.model.parameters())
+    assert meter.trace.at_end["gradient"] == 0
 
 
 def test_buffers_are_named():
@@ -666,6 +688,15 @@ def test_tensors_born_in_inference_mode_fail_as_without_the_meter():
                 x * factor
 
 
+def test_what_no_graph_holds_at_the_end_of_forward_is_not_saved():
+    x = torch.randn(50, requires_grad=True)
+    with MemoryMeter() as meter:
+        kept = x.exp().detach()  # saved, and its graph dropped at once
+        (x * 2).sum().backward()
+    assert meter.trace.saved_bytes == 0
+    assert meter.trace.at_end["activation"] == nbytes(kept)
+
+
 def test_retained_graphs_and_partial_backwards_stay_exact():
     """guided-diffusion#144, trl#4280."""
     training = Training(dropout=0.5)
@@ -762,6 +793,18 @@ def test_an_exception_leaves_a_trace_and_nothing_else(where, strategy):
     if where == "optimizer":
         fresh.step()
     assert again.peak_bytes == fresh.metered(strategy).peak_bytes
+
+
+def test_a_module_that_failed_is_left():
+    training, x = Training(), torch.randn(5)
+    handle = training.model.stack.blocks[2].register_forward_hook(lambda *_: 1 / 0)
+    with MemoryMeter(training.model) as meter:
+        with pytest.raises(ZeroDivisionError):
+            training.step()
+        handle.remove()
+        y = x * 2
+    last = meter.trace.events[-1]
+    assert (last.op, last.module, last.delta) == ("mul", "", nbytes(y))
 
 
 def test_an_audited_step_that_fails_leaves_its_audit():
