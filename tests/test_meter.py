@@ -30,6 +30,7 @@ from equality import (
     outcome,
 )
 from helpers import saved_bytes
+from memsave_lib.log import Log
 from memsave_lib.meter import MemoryMeter, Stopped
 from memsave_lib.models import hugging_face_checkpointing
 from memsave_lib.trace import CATEGORIES, PHASES, Place, Trace
@@ -157,6 +158,14 @@ def test_the_audit_leaves_strangers_out(early):
     with MemoryMeter(training.model, audit=True) as meter:
         step()
     assert meter.trace.explained_share == 1.0
+
+
+def test_the_audit_knows_a_stranger_whose_place_was_taken_by_its_size():
+    """A block unknown to the meter dies, and a tensor that the meter learns of only later gets its address."""
+    log = Log(None, None, None, audit=True)
+    log._initial_blocks[64] = 8
+    audit = log._audit([(0, 64, -16), (1, 64, 8), (2, 128, 4), (3, 64, -8)])
+    assert audit.peak_bytes == 12 and list(audit.live_bytes) == [8, 12, 4]
 
 
 @pytest.mark.parametrize("build", [build_tiny, build_gpt2, build_llama], ids=lambda f: f.__name__)
@@ -366,6 +375,7 @@ def test_gradients_that_the_caller_replaces_stay_gradients():
         optimizer.zero_grad()
     own = sum(parameter.nbytes for parameter in training.model.parameters())
     assert own < meter.trace.peak_of("gradient") <= own + max(p.nbytes for p in training.model.parameters())
+    assert meter.trace.peak_of("temporary", "output") < own / 2
     assert meter.trace.at_end["gradient"] == 0
 
 
