@@ -364,6 +364,16 @@ def test_gradients_that_are_there_already_and_those_that_accumulate():
     assert all(torch.equal(p.grad, 2 * before[name]) for name, p in training.model.named_parameters())
 
 
+def test_gradients_that_go_before_anything_touches_them_were_there():
+    training = Training()
+    training.step()
+    own = sum(parameter.nbytes for parameter in training.model.parameters())
+    with MemoryMeter(training.model) as meter:
+        training.model.zero_grad()
+    assert meter.trace.start_bytes == 2 * own
+    assert (meter.trace.peak_of("gradient"), meter.trace.at_end["gradient"]) == (own, 0)
+
+
 def test_gradients_that_the_caller_replaces_stay_gradients():
     training = Training()
     optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1)
