@@ -93,12 +93,25 @@ def measure(
     Raises:
         ValueError: ``step()`` changes parameters (an optimizer inside it, say), or computes no gradients.
     """
+    return _measure(step, model, strategy, repeats, blocks)[0]
+
+
+def _measure(
+    step: Step,
+    model: nn.Module,
+    strategy: Strategy,
+    repeats: int,
+    blocks: Sequence[nn.Module] | None = None,
+    expected: _Outcome | None = None,
+) -> tuple[Measurement, _Outcome]:
+    """The measurement, and what keep-all left behind: ``expected`` where an equal model has shown it already."""
     check_strategy(strategy)
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
         raise ValueError(f"repeats is a whole number of at least 0, got {repeats!r}")
     with _start_over(model) as restart:
-        with apply(model, KeepAll(), blocks=blocks):
-            expected = _outcome(step, model, restart)
+        if expected is None:
+            with apply(model, KeepAll(), blocks=blocks):
+                expected = _outcome(step, model, restart)
         with apply(model, strategy, blocks=blocks):
             restart()
             with MemoryMeter(model) as meter:
@@ -109,7 +122,7 @@ def measure(
             step_flops = count_flops(step)
             seconds = [_seconds(step, restart) for _ in range(repeats)]
     trace = meter.trace
-    return Measurement(
+    measurement = Measurement(
         strategy=strategy,
         label=strategy.label,
         peak_bytes=trace.peak_bytes,
@@ -119,6 +132,7 @@ def measure(
         trace=trace,
         equal_gradients=found.equals(expected),
     )
+    return measurement, expected
 
 
 def compare(
@@ -126,7 +140,7 @@ def compare(
     strategies: Sequence[Strategy] | Mapping[str, Strategy],
     repeats: int = 5,
 ) -> Comparison:
-    """Measure several strategies, each on a fresh model from the same random state.
+    """Measure several strategies, each on a fresh model from the same random state, against one run that keeps all.
 
     Args:
         make_step: builds a model and its ``step()``, as :func:`measure` wants them.
@@ -139,11 +153,12 @@ def compare(
     if not named:
         raise ValueError("strategies is empty: name at least one, KeepAll() for instance")
     start = torch.get_rng_state()
-    measurements = []
+    measurements: list[Measurement] = []
+    expected: _Outcome | None = None
     for label, strategy in named.items():
         torch.set_rng_state(start)
         model, step = make_step()
-        measurement = measure(step, model, strategy, repeats)
+        measurement, expected = _measure(step, model, strategy, repeats, expected=expected)
         measurements.append(Measurement(**{**vars(measurement), "label": label}))
         del model, step
     return Comparison(tuple(measurements))
