@@ -29,7 +29,9 @@ class Chunk:
 
     segment: Segment
     names: Sequence[str]  # what errors call each block of the stack
-    output: list[Any]  # leaves of what blocks hand to each other, mostly one tensor
+    output: Any  # of the region: mostly one tensor
+    handed: Any  # what stands for the output of every block but the last
+    handed_leaves: list[Any]  # its leaves, before the model could exchange some
     fixed: list[Any]  # leaves of all arguments but the first
     rests: dict[int, Any]  # follower -> what its block returned behind its output
     random_state: bytes  # of the CPU, once all blocks have run
@@ -62,8 +64,9 @@ class Chunk:
         hidden, *fixed = _split_first(args, kwargs)
         hidden, rests = run_segments((segment,), Stack(call, blocks, counts), (hidden, ()), *fixed)
         followers = dict(enumerate(rests[1:], start=segment.start + 1))
-        chunk = cls(segment, names, _leaves(hidden), _leaves(fixed), followers, _random_state())
-        return chunk, _join_output(hidden, rests[0])
+        handed = _handed_on(hidden, names[segment.start], names[segment.stop - 1])
+        chunk = cls(segment, names, hidden, handed, _leaves(handed), _leaves(fixed), followers, _random_state())
+        return chunk, _join_output(handed, rests[0])
 
     def follow(self, index: int, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What block ``index`` returns, now that its work is done; an error if the model asks for other work."""
@@ -71,7 +74,7 @@ class Chunk:
             raise RuntimeError(self.skipped(f"{self.names[index]} was called"))
         hidden, *fixed = _split_first(args, kwargs)
         obstacle = None
-        if not _same(_leaves(hidden), self.output):
+        if not _same(_leaves(hidden), self.handed_leaves):
             obstacle = "a changed input"
         elif not _same(_leaves(fixed), self.fixed):
             obstacle = "other arguments"
@@ -82,11 +85,53 @@ class Chunk:
                 f"{self.names[index]} got {obstacle} compared with {self.names[self.segment.start]}, so blocks "
                 f"{self.segment.start} to {self.segment.stop - 1} cannot run as one region; {BLOCK_BY_BLOCK}"
             )
-        return _join_output(hidden, self.rests.pop(index))
+        rest = self.rests.pop(index)
+        return _join_output(self.handed if self.rests else self.output, rest)
 
     def skipped(self, when: str) -> str:
         missing = self.names[next(iter(self.rests))]
         return f"{missing} was not called (before {when}), but has run already in its region; {BLOCK_BY_BLOCK}"
+
+
+class _HandedOn(Tensor):
+    """Stands for the output of a block inside a region, which is gone by the time the region has run.
+
+    A model that does more with it than hand it to the next block (adds it up, keeps it for a skip connection) would
+    compute with the output of the whole region instead, and nobody would notice.
+    """
+
+    first: str
+    last: str
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if function in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        handed = next(leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, cls))
+        raise ValueError(
+            f"the output of a block between {handed.first} and {handed.last} was used by more than the next block "
+            f"({getattr(function, '__name__', function)}), and these blocks run as one region, which has no such "
+            f"output; {BLOCK_BY_BLOCK}"
+        )
+
+
+_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda")
+_METADATA = {
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+    *(getattr(Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "__len__")),
+}
+
+
+def _handed_on(hidden: Any, first: str, last: str) -> Any:
+    """A stand-in of the same shape for a plain tensor; anything else (fake tensors, tuples) is handed on as it is."""
+    if type(hidden) is not Tensor:
+        return hidden
+    handed = hidden.detach().requires_grad_(hidden.requires_grad).as_subclass(_HandedOn)
+    handed.first, handed.last = first, last
+    return handed
 
 
 def _split_first(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
@@ -136,11 +181,17 @@ def _random_state() -> bytes:
     return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
-def refuse_repeated_hidden_states(output: Any, strategy: Strategy) -> None:
-    """Models that collect hidden states between their block calls would report a region's output for each block."""
-    states = getattr(output, "hidden_states", None)
-    if isinstance(states, tuple) and any(a is b for a, b in zip(states, states[1:], strict=False)):
+def refuse_missing_hidden_states(output: Any, strategy: Strategy) -> None:
+    """Models that collect hidden states between their block calls have collected what regions do not hand out."""
+    # With return_dict=False the hidden states are one of the entries of a plain tuple.
+    entries = output if isinstance(output, tuple) else (getattr(output, "hidden_states", None),)
+    collected = [states for states in entries if isinstance(states, tuple)]
+    if any(_is_missing(a, b) for states in collected for a, b in zip(states, states[1:], strict=False)):
         raise ValueError(
             f"output_hidden_states=True needs every block's output, which {strategy} does not hand out; "
             f"{BLOCK_BY_BLOCK}"
         )
+
+
+def _is_missing(state: Any, next_state: Any) -> bool:
+    return isinstance(state, _HandedOn) or (isinstance(state, Tensor) and state is next_state)

@@ -249,6 +249,8 @@ class Log(_compat.TorchDispatchMode):
         if tensor.is_leaf and tensor.requires_grad and not ref.facts.leaf_hooked:
             ref.facts.leaf_hooked = True
             self._leaf_hooks.append(tensor.register_post_accumulate_grad_hook(self._mark_gradient))
+        if label is None and ref.facts.label is None and isinstance(tensor, nn.Parameter):
+            label = "parameter"  # built, cast or exchanged during the step
         if label is not None:
             ref.facts.label = label
         return ref.facts

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memsave_lib import _compat
+from memsave_lib import _compat, interception
 from memsave_lib.arguments import whole_number
 
 if TYPE_CHECKING:
@@ -245,7 +245,9 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 def _is_stack(module: nn.ModuleList | nn.Sequential) -> bool:
     entries = list(_entries(module))
-    same_class = len({type(entry) for entry in entries}) == 1
+    same_class = (
+        len({interception.original_class(e) if interception.is_intercepted(e) else type(e) for e in entries}) == 1
+    )
     marked = all(hasattr(type(entry), "gradient_checkpointing") for entry in entries)
     return bool(entries) and (same_class or marked) and all(map(_is_composite, entries))
 

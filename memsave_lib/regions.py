@@ -55,9 +55,17 @@ class Region:
     def __call__(self, *tensors: Tensor) -> Any:
         if self.arguments is not None:
             (args, kwargs), self.arguments = self.arguments, None
-            self.read = [(weight, _version(weight)) for weight in self.weights()]
+            read = [(weight, _version(weight)) for weight in self.weights()]
             self.counts.region_forwards += not is_recomputing()
-            return self.function(*args, **kwargs)
+            output = self.function(*args, **kwargs)
+            # A buffer that the block itself changes (batch-norm statistics) is its own business.
+            self.read = [
+                (weight, version)
+                if isinstance(weight, nn.Parameter) or (now is weight and _version(now) == version)
+                else None
+                for now, (weight, version) in zip(self.weights(), read, strict=True)
+            ]
+            return output
         self._check_weights()
         leaves = list(self.template)
         for slot, tensor in zip(self.tensor_slots, tensors, strict=True):
@@ -72,7 +80,8 @@ class Region:
 
     def _check_weights(self) -> None:
         """Without recomputation autograd itself notices a weight that changes before backward has used it."""
-        for now, (weight, version) in zip(self.weights(), self.read, strict=True):
+        for now, noted in zip(self.weights(), self.read, strict=True):
+            weight, version = noted or (now, _version(now))
             if now is not weight or _version(now) != version:
                 how = "modified by an inplace operation" if now is weight else "replaced"
                 raise RuntimeError(
@@ -108,6 +117,11 @@ def run_region(
     return output
 
 
+def tensors_of(block: nn.Module) -> Iterator[Tensor]:
+    yield from block.parameters()
+    yield from block.buffers()
+
+
 def _version(tensor: Tensor) -> int:
     # Tensors made in inference mode have no version, and cannot be saved for backward either.
     return 0 if tensor.is_inference() else tensor._version
@@ -129,7 +143,7 @@ class Stack:
         """Parameters of the segment's blocks; of plain functions none are known."""
         for block in self.blocks[segment.start : segment.stop]:
             if isinstance(block, nn.Module):
-                yield from block.parameters()
+                yield from tensors_of(block)
 
 
 def run_segments(segments: Sequence[Segment], stack: Stack, state: Any, *fixed: Any) -> Any:

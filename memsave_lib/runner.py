@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from memsave_lib import _compat, interception
-from memsave_lib.chunks import Chunk, refuse_repeated_hidden_states
+from memsave_lib.chunks import Chunk, refuse_missing_hidden_states
 from memsave_lib.models import find_blocks
 from memsave_lib.placement import (
     BLOCK_BY_BLOCK,
@@ -40,7 +40,7 @@ from memsave_lib.placement import (
     has_regions,
 )
 from memsave_lib.plan import Plan, Segment
-from memsave_lib.regions import AttentionRegions, Counts, Stack, is_recomputing, run_region, run_segments
+from memsave_lib.regions import AttentionRegions, Counts, Stack, is_recomputing, run_region, run_segments, tensors_of
 from memsave_lib.strategies import Strategy
 
 
@@ -183,7 +183,7 @@ class Applied:
         if current.chunk is not None:
             raise RuntimeError(current.chunk.skipped("the end of the model's call"))
         if self.plan.has_chunks:
-            refuse_repeated_hidden_states(output, self.strategy)
+            refuse_missing_hidden_states(output, self.strategy)
         return output
 
     def _call_block(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +210,9 @@ class Applied:
                 f"recomputing would append to it twice. Call the model with use_cache=False and without a cache"
             )
         if segment.n_blocks == 1:
-            return run_region(self._counts, block.parameters, partial(self._run_block, index), *args, **kwargs)
+            return run_region(
+                self._counts, partial(tensors_of, block), partial(self._run_block, index), *args, **kwargs
+            )
         if current is self._passes.outside or index != segment.start:
             raise RuntimeError(
                 f"{self._names[index]} was called without the blocks before it, but {self.strategy} recomputes blocks "
@@ -255,7 +257,7 @@ class Applied:
             def method(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 if not torch.is_grad_enabled():
                     return original(block, *args, **kwargs)
-                return run_region(self._counts, block.parameters, partial(original, block), *args, **kwargs)
+                return run_region(self._counts, partial(tensors_of, block), partial(original, block), *args, **kwargs)
 
             return method
 

@@ -530,10 +530,67 @@ def test_a_chunk_whose_model_works_between_the_blocks_is_refused_by_name():
 
     model, x = Model(), torch.randn(2, 4)
     plain = model(x)
-    with ms.apply(model, ms.Chunked(num_checkpoints=2)), pytest.raises(ValueError, match="blocks.1 got a changed inp"):
+    with (
+        ms.apply(model, ms.Chunked(num_checkpoints=2)),
+        pytest.raises(ValueError, match="between blocks.0 and blocks.1"),
+    ):
         model(x)
     with ms.apply(model, ms.FullCheckpoint()):
         assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("use", ["keep for later", "add up", "look at the shape"])
+def test_a_block_output_that_no_longer_exists_cannot_be_used(use):
+    """A skip connection or an auxiliary loss would silently read the whole region's output."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(4))
+
+        def forward(self, x):
+            kept, added = [], 0
+            for block in self.blocks:
+                x = block(x)
+                kept.append(x)
+                if use == "add up":
+                    added = added + x.square().mean()
+                assert x.shape == (2, 4) and x.size(1) == 4 and x.requires_grad
+            return x + added + (sum(kept) if use == "keep for later" else 0)
+
+    model, x = Model(), torch.randn(2, 4)
+    plain = model(x)
+    for strategy in (ms.Chunked(num_checkpoints=2), ms.Recursive()):
+        with ms.apply(model, strategy):
+            if use == "look at the shape":
+                assert torch.equal(model(x), plain)
+            else:
+                with pytest.raises(ValueError, match="used by more than the next block"):
+                    model(x)
+    with ms.apply(model, ms.FullCheckpoint()):
+        assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("change", ["in place", "replaced"])
+def test_a_buffer_that_changes_before_backward_is_noticed(change):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    blocks = nn.Sequential(Block(), Block())
+    for strategy in (ms.FullCheckpoint(), ms.Chunked(num_checkpoints=1)):
+        loss = ms.run(list(blocks), torch.randn(2, 4), strategy).square().sum()
+        if change == "in place":
+            blocks[0].scale.mul_(3)
+        else:
+            blocks[0].scale = blocks[0].scale * 3
+        with pytest.raises(RuntimeError, match="since forward"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("kind", [tuple, list, dict])

@@ -60,8 +60,8 @@ def check_parameter_bytes(function: Callable[[nn.Module], int], model: nn.Module
     if is_untouched(function, model):
         return NOT_TRIED
     given = {name: function(case) for name, case in cases.items()}
-    if bad := next((value for value in given.values() if type(value) is not int), None):
-        return wrong(f"A count of bytes is an int, and your function returned {bad!r} ({type(bad).__name__}).")
+    if bad := [value for value in given.values() if type(value) is not int]:
+        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
     wanted = {name: _parameter_bytes(case) for name, case in cases.items()}
     if given == wanted:
         return right(
@@ -153,8 +153,8 @@ def check_saved_bytes(function: Callable[[int, int, int, int, int], int], here: 
     if is_untouched(function, *vars(yours).values()):
         return NOT_TRIED
     given = [function(*vars(case).values()) for case in cases]
-    if bad := next((value for value in given if type(value) is not int), None):
-        return wrong(f"A count of bytes is an int, and your function returned {bad!r} ({type(bad).__name__}).")
+    if bad := [value for value in given if type(value) is not int]:
+        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
     wanted = [case.saved_bytes for case in cases]
     if given == wanted:
         return right(f"At your parameters ({yours}) the stack saves {exact_bytes(wanted[-1])}.")
