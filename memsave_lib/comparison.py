@@ -82,7 +82,7 @@ def measure(
     """Run ``step()`` under a strategy: is it right, what does it hold, what does it cost?
 
     Loss, gradients and random state are compared with those of a run that keeps all, from the same start. The model's
-    own gradients, buffers and the random state are put back afterwards.
+    own gradients, buffers and the random state are put back afterwards. Gradients of inputs are the caller's affair.
 
     Args:
         step: forward and backward of ``model``; returns the loss and leaves parameters and gradients alone otherwise.
@@ -147,9 +147,12 @@ def compare(
         strategies: the first one is what ratios refer to; a mapping gives them labels of your own.
         repeats: timed runs of each.
     """
-    named = (
-        dict(strategies) if isinstance(strategies, Mapping) else {s.label: s for s in map(check_strategy, strategies)}
-    )
+    if isinstance(strategies, Mapping):
+        named = dict(strategies)
+    else:
+        named = {strategy.label: strategy for strategy in map(check_strategy, strategies)}
+        if len(named) < len(strategies):
+            raise ValueError("two strategies have the same label; name them with a mapping: {label: strategy, ...}")
     if not named:
         raise ValueError("strategies is empty: name at least one, KeepAll() for instance")
     start = torch.get_rng_state()

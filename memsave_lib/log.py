@@ -339,5 +339,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    # Sparse tensors have none of their own: their indices and values are tensors, seen where they are made.
+    # Sparse and jagged tensors have none of their own, and what kernels make for them does not pass through dispatch.
     return tensor.untyped_storage() if tensor.layout is torch.strided else None

@@ -9,6 +9,7 @@
 The meter is a dispatch mode: it sees every operation in forward, recomputation, backward and optimizer, on any device
 and on fake tensors. A storage counts from the operation that returns it until it is freed. Memory that an operation
 takes and gives back within itself is out of its sight; ``audit=True`` asks the profiler and says how much that was.
+Sparse and jagged tensors are not counted.
 
 Saved-tensor hooks tell what autograd keeps. They are the outermost hooks, so inside a recomputed region they see its
 inputs only: what is really held. Enter the meter in the thread that runs the step; ``live_bytes`` may be read from any.
@@ -26,6 +27,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memsave_lib import _compat
+from memsave_lib.arguments import whole_number
 from memsave_lib.log import Log, Stopped
 from memsave_lib.trace import Trace
 
@@ -90,6 +92,7 @@ class MemoryMeter:
 
     def progress(self, max_points: int = 400) -> list[tuple[float, int]]:
         """(seconds, live bytes) so far, the highest of each stretch; may be read from another thread."""
+        whole_number("max_points", max_points)
         history = [] if self._log is None else self._log.history[:]
         stretch = -(-len(history) // max_points) or 1
         return [max(history[i : i + stretch], key=lambda point: point[1]) for i in range(0, len(history), stretch)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -168,6 +169,8 @@ def gpt2(
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _check_size("gpt2", size, GPT2_SIZES)
+    _check_fields("gpt2", config, GPT2Config())
+    whole_number("n_positions", n_positions)
     settings = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     if not pretrained:
         settings |= {**GPT2_SIZES[size], "n_positions": n_positions, **config}
@@ -200,6 +203,7 @@ def llama(size: str = "tiny", **config: object) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     _check_size("llama", size, LLAMA_SIZES)
+    _check_fields("llama", config, LlamaConfig())
     return LlamaForCausalLM(LlamaConfig(**{**LLAMA_SIZES[size], **config}))
 
 
@@ -265,3 +269,12 @@ def _entries(module: nn.ModuleList | nn.Sequential) -> Iterator[nn.Module]:
 def _check_size(what: str, size: str, sizes: dict[str, dict[str, int]]) -> None:
     if size not in sizes:
         raise ValueError(f"{what}(size={size!r}): known sizes are {', '.join(sizes)}")
+
+
+def _check_fields(what: str, given: dict[str, object], default: object) -> None:
+    """Hugging Face keeps a misspelt field without a word, and the model is another one than was meant."""
+    for name in given:
+        if not hasattr(default, name) and name != "attn_implementation":
+            near = get_close_matches(name, vars(default), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"see {type(default).__name__} for its fields"
+            raise TypeError(f"{what}() got {name}={given[name]!r}, which is no field of its configuration; {hint}")

@@ -11,7 +11,8 @@ keeps its input only, and backward runs it again with the same random numbers. F
 of them runs the whole chunk, and the others hand on what they are given, after checking that it is the chunk's output.
 
 A recomputed block runs twice, and whatever it does besides returning a value (forward hooks, batch-norm statistics,
-counters, auxiliary losses put on a list) happens twice, unless it asks :func:`is_recomputing` first.
+counters, auxiliary losses put on a list) happens twice, unless it asks :func:`is_recomputing` first. Where its value
+depends on such a state (spectral norm's power iteration, a random generator of its own), the second run differs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memsave_lib.arguments import whole_number
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -192,6 +194,7 @@ class Trace:
 
     def curve(self, max_points: int = 400) -> pd.DataFrame:
         """The frame thinned for drawing: the highest row of each of ``max_points`` stretches, so no peak is lost."""
+        whole_number("max_points", max_points)
         frame = self.frame()
         if len(frame) <= max_points:
             return frame

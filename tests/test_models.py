@@ -356,3 +356,17 @@ def test_blocks_of_two_classes_count_if_hugging_face_marks_them_as_layers():
     assert find_blocks(marked) == list(marked)
     with pytest.raises(ValueError, match="found no blocks"):
         find_blocks(nn.ModuleList([ms.TransformerBlock(8, 2), nn.Sequential(nn.Linear(8, 8))]))
+
+
+@pytest.mark.parametrize(("build", "wrong"), [(ms.gpt2, "n_layers"), (ms.llama, "hidden")])
+def test_a_misspelt_field_of_a_configuration_is_refused(build, wrong):
+    with pytest.raises(TypeError, match=f"got {wrong}=3, which is no field"):
+        build("tiny", **{wrong: 3})
+
+
+def test_blocks_are_found_while_a_strategy_is_applied():
+    stack = ms.BlockStack(2, 16, 2)
+    with ms.apply(stack, ms.FullCheckpoint()):
+        assert ms.find_blocks(stack) == list(stack.blocks)
+        with pytest.raises(ValueError, match="follows a strategy already"):
+            ms.apply(stack, ms.KeepAll())
