@@ -31,7 +31,7 @@ checkpoint_every = 2
 n_layers = 6
 hidden = 256
 batch_size = 2
-steps = 3
+steps = 2
 device = "auto"
 
 # %%
@@ -194,7 +194,7 @@ print(f"with dropout at the end of each block: {flops[1] / flops[0]:.4f} times")
 
 
 # %% tags=["nbval-ignore-output"]
-def fastest(strategy: ms.Strategy, repeats: int = 3) -> float:
+def fastest(strategy: ms.Strategy, repeats: int = 2) -> float:
     """Seconds of the fastest step."""
     times = []
     with ms.apply(stack, strategy):
