@@ -193,11 +193,14 @@ class Trace:
         return pd.DataFrame(columns | {name: rows[:, number] for number, name in enumerate(CATEGORIES)})
 
     def curve(self, max_points: int = 400) -> pd.DataFrame:
-        """The frame thinned for drawing: the highest row of each of ``max_points`` stretches, so no peak is lost."""
+        """The frame thinned for drawing: the highest row of each of ``max_points`` stretches, so no peak is lost.
+
+        The index keeps the number of each event.
+        """
         whole_number("max_points", max_points)
         frame = self.frame()
         if len(frame) <= max_points:
             return frame
         stretches = np.array_split(np.arange(len(frame)), max_points)
         total = frame["total"].to_numpy()
-        return frame.iloc[[rows[total[rows].argmax()] for rows in stretches]].reset_index(drop=True)
+        return frame.iloc[[rows[total[rows].argmax()] for rows in stretches]]

@@ -180,7 +180,7 @@ def _legend_of(figure: Figure, curves: Sequence[pd.DataFrame], top: int) -> None
 
 def _positions(curve: pd.DataFrame, x: str) -> np.ndarray:
     if x == "events":
-        return np.arange(len(curve), dtype=float)
+        return curve.index.to_numpy(dtype=float)
     seconds = curve["seconds"].to_numpy()
     return seconds - seconds[0]  # what happens before the first change of memory is not part of the step
 

@@ -6,7 +6,7 @@
 #
 # **After these 15 minutes you can**
 #
-# - say whether your machine does for the course;
+# - say whether your machine is good enough for the course;
 # - measure the peak memory of a training step, to the byte, and say where in the step it is;
 # - do an exercise and read what its check tells you.
 #
@@ -42,7 +42,7 @@ from memsave_lib.units import human_bytes
 
 # %% [markdown]
 # Every notebook has a cell of parameters like the next one. Change a number there, run all cells, and everything
-# below follows. `checkpoint_every` waits for notebook 03; `device="auto"` takes a GPU where there is one.
+# below follows. `checkpoint_every` waits for notebook 03 (and 03 makes no use of `steps`); `device="auto"` takes a GPU where there is one.
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -187,7 +187,8 @@ print(f"After the step {between / weights:.1f} times the parameters stay alive, 
 print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / first.peak_bytes:.0%} of the peak.")
 
 # %% [markdown]
-# The lowest bar is what you may have counted: parameters, gradients, optimizer. It stays from step to step.
+# The lowest bar is what you may have counted: parameters, gradients, optimizer. Parameters and optimizer stay from step
+# to step; gradients go at the next `zero_grad()`. *temporary* is what operations hand to each other.
 #
 # The orange part of the top bar is **activations**: what forward computed and keeps, because backward will need it.
 # They come and go within each step, and they grow with the batch and the length of the text; parameters do not. Are
@@ -250,7 +251,7 @@ print(checks.check_parameter_bytes(parameter_bytes, model))
 # %% [markdown]
 # ### How long things take
 #
-# *How many seconds for one step on your machine, and how many more under the meter?*
+# *How many seconds for one step on your machine, and does the meter make it longer?*
 
 
 # %% tags=["nbval-ignore-output"]
@@ -267,8 +268,8 @@ with ms.MemoryMeter(model):
 print(f"Forward and backward take {plain:.2f} s here, {metered:.2f} s under the meter.")
 
 # %% [markdown]
-# A notebook runs a few dozen such steps: about half a minute on two CPU cores. Reading and thinking take you 15 to 30
-# minutes. If a step takes many seconds here, set a smaller `seq_len` and run all cells again.
+# A notebook runs a few dozen such steps: about half a minute on two idle CPU cores. Reading and thinking take you 15 to
+# 30 minutes. If a step takes many seconds here, set a smaller `seq_len` and run all cells again.
 
 # %% [markdown]
 # ## What you should have noticed

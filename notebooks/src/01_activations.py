@@ -261,8 +261,8 @@ for name, trace in {"the truth": truth, "first step": first, "stale gradients": 
 # The *first step* has no optimizer state yet: warm up before you measure. *Stale gradients*, from a step that nobody
 # cleared, lie under everything: call `zero_grad()` first.
 #
-# The third is a loop that watches the loss, with `total += loss` where `total += loss.item()` was meant. *How much
-# memory do two batches cost then?*
+# The third is a loop that only watches the loss, without `backward()`, and says `total += loss` where
+# `total += loss.item()` was meant. *How much memory do two batches cost then?*
 
 
 # %%
@@ -281,7 +281,8 @@ for name, read in {"loss.item()": torch.Tensor.item, "loss": lambda loss: loss}.
     print(f"total += {name:<13}peak {human_bytes(trace.peak_bytes):>10}; left behind: {left:.2f} times the saved bytes")
 
 # %% [markdown]
-# A loss that is alive keeps its graph, and the graph keeps every saved activation. Each batch adds its own.
+# A loss that is alive keeps its graph, and without a backward the graph keeps every saved activation. Each batch adds
+# its own.
 #
 # Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see one
 # forward pass?* The same pass, twice, beside the bytes of its tensors.

@@ -55,10 +55,9 @@ print(here)
 #
 # Here is a checkpoint in fifteen lines. Inside an `autograd.Function` PyTorch records nothing: what the block computes in
 # `forward` dies at once. Only `x` is kept. `backward` runs the block again, now recording, and goes back through this graph.
-
-
-# **Predict**: write down a number of inputs for each of the three ways below. **Measure**: what does each save, are its
-# gradients the same, bit by bit, and does it train the block anyway, when the input needs no gradient?
+#
+# **Predict** a number for each of the three ways below. **Measure**: are gradients the same, bit by bit, and does it train
+# the block when the input needs no gradient?
 
 
 # %%
@@ -105,9 +104,9 @@ for name, run in ways.items():
 #
 # *A stack of such blocks: how many bytes are saved now, and how high is the peak?*
 #
-# **Predict.** Saved: one input a block, *L·a*. The peak: these checkpoints, plus the one block that is alive while
-# backward works on it, plus what the operation in progress needs, plus gradients. The library has this as arithmetic.
-# **Measure**: `ms.apply` makes the stack follow a strategy until its `with` ends. *And what happens in between?*
+# **Predict** the saved bytes: one input for each block. The peak is these checkpoints, plus the one block that is alive
+# while backward works on it, plus what the operation in progress needs, plus gradients. The library has it as arithmetic.
+# **Measure**: `ms.apply` makes the stack follow a strategy until its `with` ends.
 
 # %%
 stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
@@ -141,16 +140,18 @@ print(f"Blocks that came back to life in backward: {teeth} of {here.n_layers}.")
 ms.plots.memory_timeline(traces, x="events")
 
 # %% [markdown]
-# On a CPU the difference to the prediction is 0 bytes. Keep-all climbs all the way through forward. Checkpointing stays
-# flat, and backward draws teeth: each block comes back to life, is used, and goes. One tooth is one live block; its height
-# does not depend on the number of blocks. Parameters, gradients and one tooth remain, so the peak falls less.
+# On a CPU the difference to the prediction is 0 bytes. Keep-all climbs all the way through forward. Under checkpointing
+# forward leaves one input a block (the blue spikes are *temporary*: a block at work), and backward draws teeth: each block
+# comes back to life, is used, and goes. Orange ticks below mark the recomputations. One tooth is one live block,
+# however many there are. The peak falls less: gradients stay.
 #
 # ## 3. What it costs
 #
 # *One more forward: how much longer is the step?* Backward takes twice the FLOPs of forward, so a step is three forwards.
 # **Predict**: four instead of three, 4/3?
 #
-# **Measure**, in FLOPs, which do not depend on how busy your machine is.
+# **Measure**, in FLOPs, which do not depend on how busy your machine is. (On a CPU the counter does not see fused
+# attention: these are the projections.)
 
 
 # %%
@@ -186,7 +187,7 @@ print(f"with dropout at the end of each block: {flops[1] / flops[0]:.4f} times")
 
 # %% [markdown]
 # A recomputation makes tensors that backward needs. The last of them is the input of the down-projection; its output is
-# needed by nobody. PyTorch notices and stops there: **early stop**. The down-projection is a third of a block's matrix
+# needed by nobody. PyTorch notices and stops there: **early stop**. The down-projection is a third of the counted matrix
 # products, so recomputing costs 2/9 of a step and not 3/9. Our checkpoint by hand does not know this trick. And dropout
 # keeps a mask, which is made last: with it, nothing is left to skip.
 #
@@ -209,7 +210,7 @@ seconds = [fastest(strategy) for strategy in strategies]
 print(f"{seconds[0]:.3f} s and {seconds[1]:.3f} s: {seconds[1] / seconds[0]:.2f} times")
 
 # %% [markdown]
-# If your machine does something else meanwhile, even the order may be wrong. FLOPs stay.
+# On a busy machine even the order may be wrong. FLOPs stay.
 #
 # ## 4. Nothing may change
 #
@@ -297,8 +298,8 @@ ms.plots.bytes_by_category({label: trace.at_peak for label, trace in brief.items
 # Gradients. Backward gives activations back and piles gradients up. With few tokens the pile at its end is higher than
 # the activations ever were, and checkpointing cannot touch it. **The peak has moved**: look at its place too.
 #
-# *From how many tokens on does checkpointing help?* A block's activations take 16·c·sbh, its gradients c·12h². So
-# **predict**: from *s·b* = 12/16·*h* on.
+# *From how many tokens s·b on does checkpointing help?* **Predict**: a block's activations take 16·4·*sbh* bytes, its
+# gradients 4·12*h*² (3, 1, 4 and 4 times *h*²). When are the two equal? The dashed line is the answer.
 
 
 # %%
@@ -312,13 +313,12 @@ curves, measured = {}, {}
 for one in strategies:
     curves[one.label] = {n: predicted_peak(one, n) for n in range(h // 8, 2 * h + 1, h // 8)}
     points = h // 8, 3 * h // 4, 2 * h
-    measured[one.label] = {n: metered(stack, more[:, :n], one).peak_bytes for n in points}
+    measured[one.label] = {n: metered(stack, more[:, :n].clone(), one).peak_bytes for n in points}
 ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=3 * h // 4, what="peak bytes")
 
 # %% [markdown]
-# Left of the line gradients hold the peak, and both curves lie on each other. Right of it activations do: keep-all climbs
-# by sixteen units for each block, full checkpointing by one for each and sixteen for the live one. Demonstrations on short
-# sequences "prove" that checkpointing saves nothing. The course's own parameters have *s·b* = 4*h*.
+# The line is at *s·b* = 12/16·*h*. Left of it gradients hold the peak, and both curves lie on each other. Right of it
+# keep-all climbs by sixteen units for each block, full checkpointing by one for each and sixteen for the live one.
 #
 # ## 6. A real model: Hugging Face's GPT-2
 #
@@ -358,8 +358,8 @@ for name, (trace, grads) in results.items():
 print(f"Ours ran {applied.report.block_recomputes} blocks again, in {here.steps + 1} steps of {here.n_layers} blocks.")
 
 # %% [markdown]
-# Equal bytes, equal gradients after training: the two switches do the same thing. Beside the blocks' inputs the saved bytes
-# still hold the loss with its logits, as in notebook 01. Checkpointing blocks does not touch it.
+# Equal bytes, equal gradients. Beside the blocks' inputs the saved bytes still hold the loss with its log-probabilities:
+# checkpointing blocks does not touch it.
 #
 # *Why `use_cache=False`?* The cache of keys and values is for generating text. **Predict**: a recomputed block writes to
 # it a second time. How long is it then?
@@ -387,7 +387,7 @@ with ms.apply(model, ms.FullCheckpoint()):
 # *Difficulty 2 of 3, 15 minutes.* `HandCheckpoint` throws new dice in backward. Mend it from outside: write a wrapper for
 # a block. Its first call runs the block as always. Every later call must draw the same random numbers as the first, and
 # leave the random state of the program as it found it. Then `HandCheckpoint.apply(SameDice(block), x)` is right for
-# blocks with dropout. (The check runs on the CPU.)
+# blocks with dropout. Each step makes a new `SameDice`. (The check runs on the CPU.)
 
 
 # %%
@@ -431,7 +431,7 @@ print(recompute_checks.check_same_dice(SameDice, here))
 # ## What you should have noticed
 #
 # - A checkpointed block saves its input and nothing else; backward brings one block at a time back to life.
-# - The price is 2/9 of a step in FLOPs and not 1/3, as long as nothing behind the last matrix product needs a tensor.
+# - The price is 2/9 of a step's counted FLOPs and not 1/3, as long as nothing behind the last product needs a tensor.
 # - Equal shapes prove nothing. Compare loss, gradients and random state with keep-all, then count bytes.
 # - A lower peak needs activations that hold the peak. With few tokens gradients do.
 #

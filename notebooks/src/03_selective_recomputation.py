@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 Selective recomputation
 #
-# Full checkpointing gives nearly everything back and pays a whole forward for it. Between that and keeping all lie many
-# better trades. In this notebook you find them: by blocks, and then inside the block.
+# Full checkpointing gives nearly everything back and pays most of a forward for it. Between that and keeping everything
+# lie many trades. In this notebook you find them: by blocks, and then inside the block.
 #
 # **After these 30 minutes you can**
 #
@@ -56,7 +56,7 @@ print(here)
 # ## 1. Every k-th block
 #
 # In this course `checkpoint_every=k` means: block *i* is **kept** when *i* is a multiple of *k*, all others are
-# recomputed. With k=1 all are kept.
+# recomputed. With k=1 all are kept. (Beware: elsewhere "to checkpoint a block" means to recompute it.)
 #
 # *How many bytes are saved for each k?* A kept block costs about sixteen inputs, a recomputed one costs one.
 # **Predict** with pencil and paper, then let the formula do it for every k and measure three of them.
@@ -92,15 +92,15 @@ print(f"largest difference to the measurement: {max(abs(predicted[n] - measured[
 ms.plots.bytes_against("checkpoint_every", {"saved": predicted}, {"saved": measured}, mark=k)
 
 # %% [markdown]
-# k keeps *L/k* of *L* blocks, rounded up. From k=1 to k=2 about half of the blocks change sides, later always fewer: the
-# curve flattens.
+# k keeps *L/k* of *L* blocks, rounded up. From k=1 to k=2 about half of the blocks change sides; later the curve goes down
+# in steps.
 #
 # ### The experiment from the explainer
 #
-# The explainer that this course follows sets this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data;
-# no checkpointing, full, k=2, k=3. It says (B5) that *k=2 saves about half of the memory for about 10 % of time*, and (B4)
-# that *recomputing 6 of 12 layers makes backward about 50 % dearer*. **Predict**: which claim is right, and which of the
-# four runs is a bad trade?
+# Explainers of this subject set this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data; no
+# checkpointing, full, k=2, k=3. Two claims go with it. B4: *recomputing 6 of 12 layers makes backward about 50 % more
+# expensive*. B5: *k=2 saves about half of the memory for about 10 % of time*. **Predict**: which claim is right, and which
+# of the four runs is a bad trade?
 
 
 # %%
@@ -137,7 +137,8 @@ for one in experiment.measurements:
 
 # %% [markdown]
 # `equal` comes first: loss, every gradient and the random state are those of keep-all, bit by bit. None of the four is a
-# bad trade: they lie on one line, and k is how far you go along it. Seconds follow as far as your machine is idle.
+# bad trade: each gives back more than the one before it, for more FLOPs. One run of each is timed above; on a busy machine
+# such seconds mean nothing.
 #
 # *And the two claims?*
 
@@ -160,12 +161,12 @@ print(
 
 # %% [markdown]
 # B4 forgets that half of the blocks is half a forward, and that backward is two forwards already. B5 is fair about saved
-# bytes, and fair about time thanks to early stop alone. The peak, which is what has to fit, falls less: parameters,
+# bytes, and, as far as time follows FLOPs, fair about time thanks to early stop alone. The peak, which is what has to fit, falls less: parameters,
 # gradients and a live block are in it too.
 #
 # ### Your turn: the lab
 #
-# *Where on the curve, and how long a sequence, would you choose?* First the picture as it stands; the sliders below it
+# *Say that you may save half of what keep-all saves. Which k do you choose, and does it depend on `seq_len`?* First the picture as it stands; the sliders below it
 # change the same picture. Moving a slider redraws the prediction at once. *Run* trains a real step, and the memory grows
 # as you watch.
 
@@ -183,9 +184,10 @@ labs.selective_lab(
 # %% [markdown]
 # ## 2. Three meanings of one word
 #
-# *Two people tell their tools "3". How many blocks does each recompute?* Hugging Face's `every_n_layers=n` **recomputes**
-# every n-th block, beginning with block 0; torchtitan's layer frequency too, ending a group with it. And what Korthikanti
-# et al. and Megatron call *selective* looks inside: every block is kept, but its attention core is recomputed.
+# *Two people tell their tools "3". How many blocks does each recompute?* Our k **keeps** every k-th block. Hugging Face's
+# `every_n_layers=n` and torchtitan's layer frequency **recompute** every n-th: the first has blocks 0, n, 2n, ..., the
+# second the last block of each group, n-1, 2n-1, .... And what Korthikanti et al. and Megatron call *selective* looks
+# **inside**: every block is kept, but its attention core, softmax(QKᵀ)V, is recomputed.
 
 
 # %%
@@ -206,7 +208,8 @@ for name, plan in meanings.items():
 ms.plots.plan_picture(meanings)
 
 # %% [markdown]
-# The same number, other blocks, other bytes. Before you compare two tools, count their recomputed blocks.
+# The same number, other blocks, and often other bytes. Before you compare two tools, count their recomputed blocks. (Why
+# Megatron's gives so little back here is the question of section 4.)
 #
 # ## 3. Bytes per FLOP
 #
@@ -229,7 +232,7 @@ print(f"for no matrix product at all: {free:.0f} of {sum(terms.values()) / shape
 ms.plots.bytes_per_flop(rows)
 
 # %% [markdown]
-# Nobody who checkpoints whole blocks uses this. `SelectiveOps(("activation", "norm"))` does. It makes small regions: GELU
+# (The sixteenth unit is the block's own input.) Nobody who checkpoints whole blocks uses this. `SelectiveOps(("activation", "norm"))` does. It makes small regions: GELU
 # with the down-projection, LayerNorm with the projection behind it. Such a region keeps its input, and early stop ends its
 # second run just before the matrix product.
 #
@@ -245,13 +248,13 @@ print(f"given back: {1 - cheap.saved_bytes / keep.saved_bytes:.1%}, for {cheap.s
 
 # %% [markdown]
 # More than a third of the saved bytes, for nothing that a FLOP counter can see. What it costs are a few passes over
-# memory; you find the seconds at the end. Megatron offers this as `--recompute-modules`. Hardly anybody does it by hand.
+# memory; you find the seconds at the end. Megatron offers this as `--recompute-modules`.
 #
 # ## 4. The attention core
 #
 # *How much of GPT-3's saved bytes are attention scores?* Written out, attention keeps matrices of *s* × *s* for each head.
-# Korthikanti et al. recompute just this core. **Predict** its share of GPT-3's block: 2,048 tokens, width 12,288, 96 heads,
-# half precision, dropout. And what is left of it with fused attention (`sdpa`)?
+# Korthikanti et al. recompute just this core. **Predict** its share of GPT-3's block: 2,048 tokens, width 12,288, 96 heads.
+# In half precision with dropout each score costs 2 + 1 + 2 bytes, 5*as*²*b* together, and all the rest 34*sbh*. And what is left of it with fused attention (`sdpa`)?
 
 # %%
 for attention in ("math", "sdpa"):
@@ -267,13 +270,13 @@ for name, model in {"math": written_out, "sdpa": stack}.items():
         print(f"here, {name}, {strategy.label:<20} {units:6.3f} units a block")
 
 # %% [markdown]
-# In GPT-3's block with the scores written out, the core is most of it: 5·*a*·*s*²·*b* against 34·*sbh*. Fused attention
+# In GPT-3's block with the scores written out, the core is most of it. Fused attention
 # never writes the scores down: it has recomputed its core all along, inside the kernel, and one number a row is left to
 # give back. Here, with your parameters, both end at the same bytes. (GPT-3's figures are formulas, for a GPU.)
 #
 # PyTorch has a tool of its own for choosing inside a block: *op-level selective checkpointing*, a policy that says of each
-# operation whether its result is saved. *Save everything but the attention core: how many units?* **Predict**: fewer than
-# keep-all?
+# operation whether its result is saved. *Save every result but the attention core's: how many units?* **Predict**: fewer
+# than keep-all? (How many operations has a block, and whose results does backward need?)
 
 
 # %%
@@ -324,8 +327,9 @@ print("equal loss, gradients and random state:", all(one.equal_gradients for one
 pareto.plot()
 
 # %% [markdown]
-# Read it from the left, where nothing is paid: activation and norm come for free. To the right, each further byte costs
-# more FLOPs. A filled point is worth having; for a hollow one, another point is at least as small and as cheap.
+# Read it from the left, where nothing is paid: activation and norm come for free. To the right, further bytes cost FLOPs.
+# A filled point is worth having; for a hollow one, another point is at least as small and as cheap. (The
+# counter sees attention that is written out, so full checkpointing costs more here than in notebook 02.)
 #
 # *And in seconds?* Passes over memory are not free for a clock.
 
@@ -340,9 +344,10 @@ for name in ("keep all", "activation + norm", "all three", "full"):
     print(f"{name:<18} {min(times):.3f} s")
 
 # %% [markdown]
-# On an idle machine the free option is close to keep-all, far from full. On a busy one seconds say little, so count FLOPs.
+# On two idle cores you may see the free option between keep-all and full: its passes over memory cost no FLOPs, but time.
+# On a busy machine seconds say little, so count FLOPs.
 #
-# ### Exercise: four meanings
+# ### Exercise: one word, many meanings
 #
 # *Difficulty 1 of 3, 10 minutes.* Write the loop that runs a list of blocks as each tool would. `"attention core"` is
 # Korthikanti's: `ms.run(blocks, x, strategy)` helps, and it ignores `n`. For the others PyTorch's `checkpoint` is enough.
@@ -384,7 +389,7 @@ print(recompute_checks.check_meanings(run_as, here))
 #
 # - `checkpoint_every` walks along one line: half of the blocks, half of the bytes, half of the price.
 # - The same number means other blocks in other tools. Count the recomputed blocks.
-# - LayerNorm and GELU give back more than a third of a block without one additional matrix product.
+# - LayerNorm and GELU give back more than a third of a block (fused attention) without one additional matrix product.
 # - Fused attention has recomputed its core already. Choosing by operation can even cost memory.
 #
 # ## Next
