@@ -179,10 +179,12 @@ def trade_off(
     _label_points(axes, [(point.cost / base, point.nbytes / size, point.label) for point in points])
     axes.set_xlabel(f"{cost} of a step ({points[0].label} = 1)", fontsize=TEXT)
     axes.set_ylabel(f"{memory} bytes, {unit}", fontsize=TEXT)
-    filled = axes.plot([], [], "o-", markersize=8, color=BLUE, label="best trades: no other option is better in both")[
+    filled = axes.plot([], [], "o-", markersize=8, color=BLUE, label="best trades: no other is as small and as cheap")[
         0
     ]
-    axes.legend(handles=[filled], loc="upper right", fontsize=SMALL, facecolor="white", edgecolor="white")
+    axes.legend(
+        handles=[filled], loc="upper right", fontsize=SMALL, facecolor="white", edgecolor="white", framealpha=1.0
+    )
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     said = [

@@ -299,7 +299,7 @@ ms.plots.bytes_by_category({label: trace.at_peak for label, trace in brief.items
 # the activations ever were, and checkpointing cannot touch it. **The peak has moved**: look at its place too.
 #
 # *From how many tokens s·b on does checkpointing help?* **Predict**: a block's activations take 16·4·*sbh* bytes, its
-# gradients 4·12*h*² (3, 1, 4 and 4 times *h*²). When are the two equal? The dashed line is the answer.
+# gradients 4·12*h*² (3, 1, 4 and 4 times *h*²). When are the two equal? The dotted line is the answer.
 
 
 # %%
