@@ -44,7 +44,8 @@ def is_intercepted(instance: object) -> bool:
 
 
 def original_class(instance: object) -> type:
-    return vars(type(instance))[_MARK]
+    """The class that an object had before it was intercepted; its class, if it is not."""
+    return vars(type(instance)).get(_MARK, type(instance))
 
 
 def _reduce_as(original: type) -> Callable[[Any, int], tuple]:

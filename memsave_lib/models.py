@@ -249,9 +249,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 def _is_stack(module: nn.ModuleList | nn.Sequential) -> bool:
     entries = list(_entries(module))
-    same_class = (
-        len({interception.original_class(e) if interception.is_intercepted(e) else type(e) for e in entries}) == 1
-    )
+    same_class = len(set(map(interception.original_class, entries))) == 1
     marked = all(hasattr(type(entry), "gradient_checkpointing") for entry in entries)
     return bool(entries) and (same_class or marked) and all(map(_is_composite, entries))
 

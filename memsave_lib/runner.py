@@ -231,9 +231,7 @@ class Applied:
     def _original(self, index: int, *args: Any, **kwargs: Any) -> Any:
         block = self.blocks[index]
         # After remove() a graph may still be waiting for its backward: the block has its own class back by then.
-        intercepted = interception.is_intercepted(block)
-        kind = interception.original_class(block) if intercepted else type(block)
-        return kind.__call__(block, *args, **kwargs)
+        return interception.original_class(block).__call__(block, *args, **kwargs)
 
     def _run_block(self, index: int, *args: Any, **kwargs: Any) -> Any:
         self._counts.block_recomputes += is_recomputing()

@@ -57,6 +57,7 @@ WRONG_PARAMETER_BYTES = {
     "parameters alone": lambda m: sum(t.nbytes for t in [*m.parameters(), *m.buffers()]),
     "You left out the biases": lambda m: sum(p.nbytes for name, p in m.named_parameters() if p.dim() >= 2),
     "is an int, and your function returned 48.0 (float)": lambda m: 48.0,
+    "is an int, and your function returned None (NoneType)": lambda m: None,
     "For your model you get 7 bytes": lambda m: 7,
 }
 
@@ -115,6 +116,7 @@ WRONG_SAVED_BYTES = {
     "You are low by exactly 12sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 12 * s * b * h * n,
     "You are low by exactly 16sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 16 * s * b * h * n,
     "is an int, and your function returned 1.5 (float)": lambda b, s, h, a, n: 1.5,
+    "is an int, and your function returned None (NoneType)": lambda b, s, h, a, n: None,
     "For batch=3, seq_len=40, hidden=96, heads=4, n_layers=2 you get 1 bytes": lambda b, s, h, a, n: 1,
 }
 

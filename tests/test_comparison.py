@@ -135,3 +135,10 @@ def test_wrong_arguments_are_told() -> None:
 
     with pytest.raises(ValueError, match="changed the model's parameters"):
         ms.measure(trains, stack, ms.KeepAll(), repeats=0)
+
+
+def test_equal_labels_are_refused_before_anything_runs():
+    builder = Counted()
+    with pytest.raises(ValueError, match="same label"):
+        ms.compare(builder, [ms.KeepAll(), ms.KeepAll()])
+    assert builder.models == 0

@@ -957,3 +957,20 @@ def test_unknown_categories_are_refused():
         trace.peak_of("activations")
     with pytest.raises(ValueError, match="name some of"):
         trace.peak_of()
+
+
+def test_parameters_made_during_the_step_are_parameters():
+    x = torch.randn(2, 8, 64)
+    with MemoryMeter() as meter:
+        stack = ms.BlockStack(2, 64, 1)
+        stack(x).sum().backward()
+    assert meter.trace.at_end["parameter"] == sum(parameter.nbytes for parameter in stack.parameters())
+    assert meter.trace.saved_bytes == saved_bytes(lambda: stack(x), stack)
+
+
+def test_thinning_to_no_points_is_refused():
+    with MemoryMeter() as meter:
+        torch.ones(2) + 1
+    for thin in (meter.progress, meter.trace.curve):
+        with pytest.raises(ValueError, match="max_points"):
+            thin(0)
