@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch, _pytree
 
 # The base class of dispatch modes has no public home; torch.testing and torchao import it from here too.
@@ -118,6 +119,11 @@ def _called_from(path: str) -> bool:
 def active_dispatch_modes() -> list[object]:
     """Dispatch modes of this thread, so that a second meter can be refused."""
     return _python_dispatch._get_current_dispatch_mode_stack()
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape but no bytes; the class has no public home."""
+    return isinstance(tensor, FakeTensor)
 
 
 def start_memory_profile() -> torch.profiler.profile:

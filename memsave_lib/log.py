@@ -10,7 +10,7 @@ import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from memsave_lib import _compat
+from memsave_lib.held import Held, MemoryListener
 from memsave_lib.regions import is_recomputing
-from memsave_lib.trace import Audit, Event, StorageFacts, Trace
+from memsave_lib.trace import Audit, AwayEvent, Event, StorageFacts, Trace
 
 _DETACH = torch.ops.aten.detach.default
 # The one operation of torch.tensor() that a dispatch mode sees; its argument is what was just made.
@@ -44,33 +45,21 @@ class _StorageRef(weakref.ref):
     key: int
 
 
-class _Saved:
-    """What autograd holds in place of a saved tensor; when the graph drops it, the storage is held once less.
+class _Saved(Held):
+    """What autograd holds in place of a saved tensor; when the graph drops it, the storage is held once less."""
 
-    PyTorch does not check versions of tensors that went through hooks, so the check is made here.
-    """
-
-    __slots__ = ("tensor", "version", "facts")
+    __slots__ = ("facts",)
 
     def __init__(self, tensor: Tensor, facts: StorageFacts) -> None:
-        # Detached: a node that held its own output would never be freed. A detached tensor shares the version.
-        self.tensor, self.version, self.facts = tensor.detach(), tensor._version, facts
+        super().__init__(tensor)
+        self.facts = facts
         facts.held += 1
 
     def __del__(self) -> None:
         self.facts.held -= 1
 
-    def unpack(self) -> Tensor:
-        if self.tensor._version != self.version:
-            raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.tensor.type()} {list(self.tensor.shape)}] is at version {self.tensor._version}; "
-                f"expected version {self.version} instead"
-            )
-        return self.tensor
 
-
-class Log(_compat.TorchDispatchMode):
+class Log(_compat.TorchDispatchMode, MemoryListener):
     """Everything that happens to storages between :meth:`listen` and the end of its stack, in order."""
 
     def __init__(
@@ -89,6 +78,8 @@ class Log(_compat.TorchDispatchMode):
         self._module_names = {module: name for name, module in model.named_modules()} if model else {}
         self._parameter_names = {id(p): name for name, p in model.named_parameters()} if model else {}
         self._op_names: dict[torch._ops.OpOverload, str] = {}
+        self._counting = True
+        self._away: list[AwayEvent] = []
         self._thread = threading.get_ident()
         self._leaf_hooks: list[RemovableHandle] = []
         self._path: list[str] = []  # names of the modules whose forward is running
@@ -117,7 +108,7 @@ class Log(_compat.TorchDispatchMode):
             register_optimizer_step_post_hook(self._leave_optimizer),
         ):
             stack.callback(handle.remove)
-        stack.enter_context(saved_tensors_hooks(self._pack, _Saved.unpack))
+        stack.enter_context(saved_tensors_hooks(self.keep, Held.unpack))
         stack.enter_context(self)
 
     def _close(self) -> None:
@@ -151,21 +142,42 @@ class Log(_compat.TorchDispatchMode):
             self._mark_optimizer(optimizer)
             self._outside = "forward"
 
-    def _pack(self, tensor: Tensor) -> Any:
+    # What hooks further inside tell, and autograd itself
+
+    def keep(self, tensor: Tensor) -> Held:
         facts = self._existing(tensor)
         if facts is None:
-            return _Saved(tensor, StorageFacts(0))
+            return Held(tensor)
         facts.packed = True
         return _Saved(tensor, facts)
+
+    def came_back(self, tensor: Tensor) -> None:
+        self._take_place("bring back")
+        self._appeared(tensor)
+        self._existing(tensor).packed = True
+
+    def stored(self, lane: str, nbytes: int) -> None:
+        self._away.append(AwayEvent(time.perf_counter() - self._start, len(self._events), lane, nbytes))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self._counting, before = False, self._counting
+        try:
+            yield
+        finally:
+            self._counting = before
 
     def __torch_dispatch__(
         self, op: torch._ops.OpOverload, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if op is _DETACH:  # a view, made for every saved tensor: nothing to note
-            return op(*args)
+        if op is _DETACH or not self._counting:  # detach: a view, made for every saved tensor, nothing to note
+            return op(*args, **(kwargs or {}))
         if self._stop is not None and self._stop.is_set():
             raise Stopped("the step was stopped")
-        self._take_place(op)
+        name = self._op_names.get(op)
+        if name is None:
+            name = self._op_names.setdefault(op, op._schema.name.split("::")[1])
+        self._take_place(name)
         tensors = list(_tensors(args))
         if kwargs:
             tensors.extend(_tensors(kwargs.values()))
@@ -183,12 +195,9 @@ class Log(_compat.TorchDispatchMode):
 
     # Where the step stands
 
-    def _take_place(self, op: torch._ops.OpOverload) -> None:
+    def _take_place(self, operation: str) -> None:
         self._enter_phase(self._current_phase())
-        name = self._op_names.get(op)
-        if name is None:
-            name = self._op_names.setdefault(op, op._schema.name.split("::")[1])
-        self._op = name
+        self._op = operation
         self._module = self._path[-1] if self._path else ""
         if self._phase == "backward":
             self._module = self._recorded_by(_compat.backward_node())
@@ -205,7 +214,7 @@ class Log(_compat.TorchDispatchMode):
 
         A checkpoint puts its own hooks above the meter's; the reentrant kind runs inside its own node.
         """
-        return _compat.other_hooks_are_innermost(self._pack) or "Checkpoint" in _compat.backward_node().name()
+        return _compat.other_hooks_are_innermost(self.keep) or "Checkpoint" in _compat.backward_node().name()
 
     def _enter_phase(self, phase: str) -> None:
         if phase == self._phase:
@@ -310,7 +319,7 @@ class Log(_compat.TorchDispatchMode):
 
     def trace(self, profile: torch.profiler.profile | None) -> Trace:
         audit = None if profile is None else self._audit(_compat.allocation_events(profile))
-        return Trace(self._events, self._initial, self._saved_bytes, audit)
+        return Trace(self._events, self._initial, self._saved_bytes, audit, self._away)
 
     def _audit(self, allocations: list[tuple[int, int, int]]) -> Audit:
         """The allocator's live bytes on top of those at the start; deaths of blocks unknown to the meter left out."""

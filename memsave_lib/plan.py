@@ -1,8 +1,9 @@
 """What happens to each block of a stack, as data.
 
 A plan is a tuple of *segments*, in the order of the blocks. A kept segment simply runs. A recomputed segment is a
-*region*: only its input survives forward, and backward runs its blocks again. Regions may nest. From a plan follows, by
-arithmetic alone, how often each block runs again and how many FLOPs that costs.
+*region*: only its input survives forward, and backward runs its blocks again. Regions may nest. What a segment of the
+stack keeps for backward, all saved tensors or the one input, may be sent away until backward wants it. From a plan
+follows, by arithmetic alone, how often each block runs again and how many FLOPs that costs.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass, field
 class Segment:
     """Contiguous blocks ``start .. stop - 1`` that are kept, or recomputed as one region.
 
-    ``inner`` says how the blocks of a region run whenever the region runs; empty means: all kept.
+    ``inner`` says how the blocks of a region run whenever the region runs; empty means: all kept. ``offload`` sends
+    away what the segment keeps: only a segment of the stack itself can, none inside a region.
     """
 
     start: int
     stop: int
     recompute: bool = False
     inner: tuple[Segment, ...] = ()
+    offload: bool = False
 
     @property
     def n_blocks(self) -> int:
@@ -66,10 +69,15 @@ class Plan:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """``"keep"`` or ``"recompute"`` for each block. Operations inside a block are in ``recompute_ops``."""
-        return tuple(
-            "recompute" if segment.recompute else "keep" for segment in self.segments for _ in range(segment.n_blocks)
-        )
+        """``"keep"``, ``"recompute"`` or ``"offload"`` for each block; for one of which the input alone is sent away,
+        ``"recompute"``. Operations inside a block are in ``recompute_ops``.
+        """
+        return tuple(_action(segment) for segment in self.segments for _ in range(segment.n_blocks))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything is sent away."""
+        return any(segment.offload for segment in self.segments)
 
     @property
     def has_chunks(self) -> bool:
@@ -119,12 +127,19 @@ class Plan:
         for segment in self.segments:
             for index in range(segment.start, segment.stop):
                 if not segment.recompute:
-                    lines.append(f"block {index:>2}: keep{suffix}")
+                    lines.append(f"block {index:>2}: {_action(segment)}{suffix}")
                     continue
                 where = "" if segment.n_blocks == 1 else f", region of blocks {segment.start}-{segment.stop - 1}"
                 again = "" if counts[index] == 1 else f", started again {counts[index]} times"
-                lines.append(f"block {index:>2}: recompute{where}{again}")
+                sent = ", input offloaded" if segment.offload and index == segment.start else ""
+                lines.append(f"block {index:>2}: recompute{where}{again}{sent}")
         return "\n".join(lines)
+
+
+def _action(segment: Segment) -> str:
+    if segment.recompute:
+        return "recompute"
+    return "offload" if segment.offload else "keep"
 
 
 def _regions(segments: Sequence[Segment]) -> Iterator[Segment]:
@@ -159,6 +174,10 @@ def _check_cover(segments: Sequence[Segment], start: int, stop: int) -> None:
             )
         if segment.inner:
             _check_cover(segment.inner, segment.start, segment.stop)
+            if any(inner.offload for inner in segment.inner):
+                raise ValueError(
+                    f"nothing inside a region is kept until backward, so nothing can be offloaded: {segment}"
+                )
         position = segment.stop
     if position != stop:
         raise ValueError(f"segments end at block {position}, the stack has {stop} blocks")

@@ -18,18 +18,20 @@ depends on such a state (spectral norm's power iteration, a random generator of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memsave_lib import _compat, interception
 from memsave_lib.chunks import Chunk, refuse_missing_hidden_states
 from memsave_lib.models import find_blocks
+from memsave_lib.offload import Offloader
 from memsave_lib.placement import (
     BLOCK_BY_BLOCK,
     SWITCH_IS_ON,
@@ -43,6 +45,7 @@ from memsave_lib.placement import (
 from memsave_lib.plan import Plan, Segment
 from memsave_lib.regions import AttentionRegions, Counts, Stack, is_recomputing, run_region, run_segments, tensors_of
 from memsave_lib.strategies import Strategy
+from memsave_lib.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,20 @@ class Report:
     strategy: str
     blocks_kept: int
     blocks_recomputed: int
+    blocks_offloaded: int  # blocks of which all saved tensors are sent away
     recompute_ops: tuple[str, ...]
     region_forwards: int  # regions run in forward
     region_recomputes: int  # regions run again in backward
     block_recomputes: int  # blocks started again in backward, SelectiveOps' small regions not counted
+    offload: Traffic | None = None  # what was sent away; None when the strategy sends nothing
 
     def __str__(self) -> str:
         inside = f", inside each block: {', '.join(self.recompute_ops)}" if self.recompute_ops else ""
+        sent = f", {self.blocks_offloaded} offloaded" if self.blocks_offloaded else ""
         return (
-            f"{self.strategy}: {self.blocks_kept} blocks kept, {self.blocks_recomputed} recomputed{inside}; "
+            f"{self.strategy}: {self.blocks_kept} blocks kept, {self.blocks_recomputed} recomputed{sent}{inside}; "
             f"{self.region_forwards} regions in forward, {self.region_recomputes} run again in backward "
-            f"({self.block_recomputes} block forwards)"
+            f"({self.block_recomputes} block forwards){'' if self.offload is None else f'; {self.offload}'}"
         )
 
 
@@ -78,7 +84,12 @@ def run(blocks: Sequence[Callable[[Any], Any]], x: Any, strategy: Strategy) -> A
     if not plan.recompute_ops:
         if not torch.is_grad_enabled():
             plan = Plan(plan.n_blocks, (Segment(0, plan.n_blocks),))
-        return run_segments(plan.segments, Stack(lambda index, state: blocks[index](state), blocks, Counts()), x)
+        stack = Stack(lambda index, state: blocks[index](state), blocks, Counts())
+        offloader = _offloader(strategy, plan, partial(stack.weights, Segment(0, plan.n_blocks)))
+        for segment in plan.segments:
+            with _unit(offloader, segment, segment.start, plan, x):
+                x = run_segments((segment,), stack, x)
+        return x
     for index, block in enumerate(blocks):
         if not isinstance(block, nn.Module):
             raise TypeError(f"{strategy} looks inside the blocks, and block {index} is no nn.Module but {block!r}")
@@ -125,6 +136,7 @@ class Applied:
         self.plan = strategy.plan(len(blocks))
         self.blocks = blocks
         self._counts = Counts()
+        self._offloader = _offloader(strategy, self.plan, partial(tensors_of, model))
         self._passes = _Passes()
         self._segments = {i: s for s in self.plan.segments for i in range(s.start, s.stop)}
         self._owner = calling_module(model, blocks)
@@ -150,16 +162,20 @@ class Applied:
             strategy=self.strategy.label,
             blocks_kept=actions.count("keep"),
             blocks_recomputed=actions.count("recompute"),
+            blocks_offloaded=actions.count("offload"),
             recompute_ops=self.plan.recompute_ops,
             region_forwards=self._counts.region_forwards,
             region_recomputes=self._counts.region_recomputes,
             block_recomputes=self._counts.block_recomputes,
+            offload=self._offloader and self._offloader.traffic,
         )
 
     def remove(self) -> None:
         """Give the model its own behavior back. Graphs built meanwhile still run their backward."""
         while self._intercepted:
             interception.release(self._intercepted.pop())
+        if self._offloader is not None:
+            self._offloader.close()
 
     def __enter__(self) -> Applied:
         return self
@@ -201,6 +217,13 @@ class Applied:
             return self._original(index, *args, **kwargs)
         if _compat.hugging_face_switch_is_on(block) and block.training:
             raise RuntimeError(SWITCH_IS_ON)
+        with _unit(self._offloader, segment, index, self.plan, (args, kwargs)):
+            return self._act(current, segment, index, block, args, kwargs)
+
+    def _act(
+        self, current: _Pass, segment: Segment, index: int, block: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        """What the plan says for this block, or for the region that it leads."""
         if self.plan.recompute_ops and not has_regions(block):
             return self._with_attention_regions(index, args, kwargs)
         if not segment.recompute:
@@ -263,6 +286,20 @@ class Applied:
         kind = type(block)
         names = [name for op in self.plan.recompute_ops for name in kind.recompute_regions[op]]
         return {name: as_region(getattr(kind, name)) for name in names}
+
+
+def _offloader(strategy: Strategy, plan: Plan, weights: Callable[[], Iterable[Tensor]]) -> Offloader | None:
+    return Offloader(strategy.offloading, weights) if plan.offloads else None
+
+
+def _unit(
+    offloader: Offloader | None, segment: Segment, index: int, plan: Plan, arguments: Any
+) -> AbstractContextManager[None]:
+    """Where what the segment keeps is sent away, if the plan says so."""
+    if offloader is None:
+        return nullcontext()
+    last = (segment.stop if segment.recompute else index + 1) == plan.n_blocks
+    return offloader.unit(index, segment.offload, last, _compat.tree_flatten(arguments)[0])
 
 
 def _set_use_cache(config: Any, value: bool) -> None:

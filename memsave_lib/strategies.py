@@ -1,4 +1,4 @@
-"""What to do with each block of a stack: keep its saved activations, or recompute them in backward.
+"""What to do with each block of a stack: keep its saved activations, recompute them in backward, or send them away.
 
 A strategy is a small frozen dataclass: a rule for stacks of any depth. ``strategy.plan(n_blocks)`` turns it into a
 :class:`~memsave_lib.plan.Plan`, which says for every block what happens to it. Both are pure data: nothing here imports
@@ -8,10 +8,16 @@ torch or touches a model. The runner (:mod:`memsave_lib.runner`) is the only rea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from memsave_lib.arguments import whole_number
 from memsave_lib.plan import BlockFlops, Plan, RegionFlops, Segment
+from memsave_lib.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memsave_lib.stores import Store
 
 __all__ = [
     "OPS",
@@ -19,6 +25,9 @@ __all__ = [
     "Chunked",
     "FullCheckpoint",
     "KeepAll",
+    "Offload",
+    "Offloading",
+    "PerBlock",
     "Plan",
     "Recursive",
     "RegionFlops",
@@ -30,6 +39,31 @@ __all__ = [
 ]
 
 OPS = ("attention", "activation", "norm")
+ACTIONS = ("keep", "recompute", "offload")
+#: Below it, asking for a copy costs more than the bytes are worth: statistics, log-sum-exp, masks of short sequences.
+MIN_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Offloading:
+    """How tensors travel; see :class:`Offload`."""
+
+    store: str | Store
+    min_bytes: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        named = self.store in ("host", "disk") if isinstance(self.store, str) else hasattr(self.store, "put")
+        if not named or isinstance(self.store, type):
+            raise ValueError(
+                f'store is "host", "disk" or a store such as HostStore(max_bytes="4 GiB"), got {self.store!r}'
+            )
+        object.__setattr__(self, "min_bytes", parse_bytes(self.min_bytes))
+        whole_number("prefetch", self.prefetch, at_least=0)
+
+    @property
+    def label(self) -> str:
+        return self.store if isinstance(self.store, str) else type(self.store).__name__
 
 
 class Strategy(ABC):
@@ -43,6 +77,11 @@ class Strategy(ABC):
     @abstractmethod
     def label(self) -> str:
         """A few words for tables and legends."""
+
+    @property
+    def offloading(self) -> Offloading | None:
+        """How to send away what the plan offloads; None for strategies that offload nothing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -206,6 +245,95 @@ class Recursive(Strategy):
         return Plan(n_blocks, _bisect(0, n_blocks))
 
 
+@dataclass(frozen=True)
+class Offload(Strategy):
+    """Follow another strategy, and send away what it keeps: every saved tensor of a kept block, the input of a region.
+
+    Args:
+        strategy: what to do with the blocks. ``KeepAll()`` offloads everything, ``FullCheckpoint()`` the checkpoints.
+        store: where the bytes go: ``"host"``, ``"disk"`` or a store of your own making.
+        keep_last: how many regions at the end of the stack stay (blocks, where blocks are kept): backward wants them
+            at once.
+        min_bytes: smaller tensors stay; a number or a string such as ``"1 MiB"``.
+        prefetch: how many tensors may be on their way at once: out during forward, and back ahead of use during
+            backward. 0 waits for every copy where it happens.
+    """
+
+    strategy: Strategy = KeepAll()
+    store: str | Store = "host"
+    keep_last: int = 1
+    min_bytes: int | str = MIN_BYTES
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, Strategy):
+            raise TypeError(f"strategy is a strategy such as KeepAll(), got {self.strategy!r}")
+        if self.strategy.offloading is not None:
+            raise ValueError(f"{self.strategy} offloads already: hand it to apply() as it is")
+        whole_number("keep_last", self.keep_last, at_least=0)
+        object.__setattr__(self, "min_bytes", self.offloading.min_bytes)
+
+    @property
+    def offloading(self) -> Offloading:
+        return Offloading(self.store, self.min_bytes, self.prefetch)
+
+    @property
+    def label(self) -> str:
+        where = f"offload to {self.offloading.label}"
+        return where if self.strategy == KeepAll() else f"{self.strategy.label}, {where}"
+
+    def plan(self, n_blocks: int) -> Plan:
+        plan = self.strategy.plan(n_blocks)
+        units = tuple(_units(plan.segments))
+        sent = len(units) - self.keep_last
+        return replace(plan, segments=tuple(replace(unit, offload=i < sent) for i, unit in enumerate(units)))
+
+
+@dataclass(frozen=True)
+class PerBlock(Strategy):
+    """Say for each block what happens to it: ``PerBlock(("offload", "recompute", "keep"))``.
+
+    Args:
+        actions: ``"keep"``, ``"recompute"`` or ``"offload"``, one for each block of the stack.
+        store, min_bytes, prefetch: for the blocks to offload, as in :class:`Offload`.
+    """
+
+    actions: tuple[str, ...]
+    store: str | Store = "host"
+    min_bytes: int | str = MIN_BYTES
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        if isinstance(self.actions, str) or not all(action in ACTIONS for action in self.actions):
+            raise ValueError(f"actions is a tuple of {', '.join(map(repr, ACTIONS))}, got {self.actions!r}")
+        object.__setattr__(self, "actions", tuple(self.actions))
+        if not self.actions:
+            raise ValueError("actions is empty: name one for each block")
+        options = Offloading(self.store, self.min_bytes, self.prefetch)
+        object.__setattr__(self, "min_bytes", options.min_bytes)
+
+    @property
+    def offloading(self) -> Offloading | None:
+        return Offloading(self.store, self.min_bytes, self.prefetch) if "offload" in self.actions else None
+
+    @property
+    def label(self) -> str:
+        counts = [f"{self.actions.count(action)} {action}" for action in ACTIONS if action in self.actions]
+        return f"per block: {', '.join(counts)}"
+
+    def plan(self, n_blocks: int) -> Plan:
+        n_blocks = whole_number("n_blocks", n_blocks)
+        if n_blocks != len(self.actions):
+            raise ValueError(f"PerBlock names {len(self.actions)} actions, this stack has {n_blocks} blocks")
+        return Plan(
+            n_blocks,
+            tuple(
+                Segment(i, i + 1, recompute=action == "recompute", offload=action == "offload")
+                for i, action in enumerate(self.actions)
+            ),
+        )
+
+
 def chunk_sizes(n_blocks: int, num_checkpoints: int) -> tuple[int, ...]:
     """Blocks in each of ``num_checkpoints`` chunks, the larger first."""
     size, larger = divmod(n_blocks, num_checkpoints)
@@ -218,3 +346,12 @@ def _bisect(start: int, stop: int) -> tuple[Segment, ...]:
     middle = (start + stop + 1) // 2
     left = Segment(start, middle, recompute=True, inner=_bisect(start, middle))
     return (left, *_bisect(middle, stop))
+
+
+def _units(segments: tuple[Segment, ...]) -> Iterator[Segment]:
+    """Regions as they are, kept segments block by block."""
+    for segment in segments:
+        if segment.recompute:
+            yield segment
+        else:
+            yield from (Segment(index, index + 1) for index in range(segment.start, segment.stop))

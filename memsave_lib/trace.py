@@ -87,6 +87,16 @@ class Event:
     op: str
 
 
+@dataclass(frozen=True, slots=True)
+class AwayEvent:
+    """So many bytes more (or, negative, fewer) lie on the host or the disk."""
+
+    seconds: float
+    after: int  # number of events before it
+    lane: str  # "host" or "disk"
+    delta: int
+
+
 @dataclass(frozen=True)
 class Audit:
     """What the allocator did meanwhile: it also sees what an operation takes and returns within itself."""
@@ -107,8 +117,7 @@ class Trace:
     initial: Sequence[StorageFacts]  # alive when the step began
     saved_bytes: int  # held by saved tensors at the end of forward; the largest figure if there were several
     audit: Audit | None = None
-    host_peak_bytes: int = 0
-    disk_peak_bytes: int = 0
+    away: Sequence[AwayEvent] = ()  # what was sent away: none of it is in the figures of live bytes
     _history: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -153,6 +162,28 @@ class Trace:
         return dict(zip(CATEGORIES, map(int, self._history[-1]), strict=True))
 
     @property
+    def host_peak_bytes(self) -> int:
+        """The most that lay on the host at once; without an accelerator that is the same memory, counted apart."""
+        return int(self._away_level("host").max())
+
+    @property
+    def disk_peak_bytes(self) -> int:
+        """The most that was stored on disk at once."""
+        return int(self._away_level("disk").max())
+
+    def _away_level(self, lane: str) -> np.ndarray:
+        """Bytes in a lane before the first change and after each."""
+        return np.cumsum([0, *(event.delta for event in self.away if event.lane == lane)], dtype=np.int64)
+
+    def _away_column(self, lane: str) -> np.ndarray:
+        """Bytes in a lane at each event: what was sent or brought back before the next one counts already."""
+        changes = np.zeros(len(self.events) + 1, dtype=np.int64)
+        for event in self.away:
+            if event.lane == lane:
+                changes[event.after] += event.delta
+        return changes.cumsum()[1:]
+
+    @property
     def explained_share(self) -> float | None:
         """The part of the true peak that the meter saw; the rest is workspace inside operations. None without audit."""
         return None if self.audit is None else self.peak_bytes / (self.start_bytes + self.audit.peak_bytes)
@@ -179,7 +210,10 @@ class Trace:
         return spans
 
     def frame(self) -> pd.DataFrame:
-        """One row an event: seconds since the start, phase, module, op, total bytes, and bytes of each category."""
+        """One row an event: seconds since the start, phase, module, op, total bytes, and bytes of each category.
+
+        ``host`` and ``disk`` are what has been sent away; the total does not hold them.
+        """
         import pandas as pd
 
         rows = self._history[1:]
@@ -190,7 +224,8 @@ class Trace:
             "op": [event.op for event in self.events],
             "total": rows.sum(axis=1),
         }
-        return pd.DataFrame(columns | {name: rows[:, number] for number, name in enumerate(CATEGORIES)})
+        columns |= {name: rows[:, number] for number, name in enumerate(CATEGORIES)}
+        return pd.DataFrame(columns | {lane: self._away_column(lane) for lane in ("host", "disk")})
 
     def curve(self, max_points: int = 400) -> pd.DataFrame:
         """The frame thinned for drawing: the highest row of each of ``max_points`` stretches, so no peak is lost.

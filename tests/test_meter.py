@@ -908,7 +908,7 @@ def test_a_step_is_stopped_between_two_operations(phase, strategy):
 def test_rows_add_up(strategy, optimizer):
     trace = Training(optimizer).metered(strategy)
     frame = trace.frame()
-    assert list(frame.columns) == ["seconds", "phase", "module", "op", "total", *CATEGORIES]
+    assert list(frame.columns) == ["seconds", "phase", "module", "op", "total", *CATEGORIES, "host", "disk"]
     assert (frame[list(CATEGORIES)].sum(axis=1) == frame["total"]).all()
     assert (frame[list(CATEGORIES)] >= 0).all().all()
     assert frame["total"].max() == trace.peak_bytes == sum(trace.at_peak.values())

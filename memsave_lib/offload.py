@@ -1,0 +1,276 @@
+"""Send saved tensors away in forward, and have them back in time for backward.
+
+Autograd hands every tensor that it saves to a *pack hook* and holds what the hook returns; in backward it hands that
+to an *unpack hook*. Here it holds a :class:`Ticket`. The ticket owns a share in a :class:`Parcel`, the bytes of one
+storage in a store. Nothing else owns a parcel: when the graph dies, by backward, by an exception or by being dropped,
+tickets, parcels and their space in the store die with it. So there is nothing to reset between steps, and several
+graphs may be alive at once.
+
+What does not travel: parameters and buffers (by storage: they arrive as views), tensors that the first block was handed
+and a user's own leaves (somebody else holds them anyway), and what is smaller than ``min_bytes``. A storage travels
+once however many saved tensors share it, whole, as it lies in memory: expanded tensors stay small, views keep their
+strides.
+
+At most ``prefetch`` tensors are on their way out: before the next one leaves, computation waits until the oldest has
+arrived and lets its memory go, no earlier and no later, so that the peak is the same in every run. In backward, when a
+parcel is asked for, the next ``prefetch`` ones start back, in the reverse order of leaving.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from memsave_lib import _compat, held
+from memsave_lib.held import Held
+from memsave_lib.stores import Deposit, Store, open_store
+from memsave_lib.strategies import Offloading
+from memsave_lib.traffic import Journey, Traffic
+
+
+class Parcel:
+    """The bytes of one storage, away from the device. Comes back once for all tickets that share it."""
+
+    def __init__(self, deposit: Deposit, journey: Journey, block: int, prefetch: int, traffic: Traffic) -> None:
+        self.deposit, self._journey, self._block = deposit, journey, block
+        self._prefetch, self._traffic = prefetch, traffic
+        self._place = len(journey.parcels)
+        journey.parcels.append(weakref.ref(self))
+        journey.trips.append((block, deposit.out))
+        # By id: a set of the tickets themselves would be a cycle.
+        self._tickets: set[int] = set()
+        self._waiting: set[int] = set()  # for the bytes that are here
+        self._here: Tensor | None = None
+        self._done_in = 0  # the last backward in which every ticket was served
+        self._listener = held.listener()
+        self._stored(deposit.out.nbytes)
+
+    def add(self, ticket: Ticket) -> None:
+        self._tickets.add(id(ticket))
+
+    def remove(self, ticket: Ticket) -> None:
+        self._tickets.discard(id(ticket))
+        self._serve(ticket)
+
+    def bring_back(self, ticket: Ticket) -> Tensor:
+        """The bytes as a one-dimensional tensor. They stay until each ticket of today has been served once."""
+        if self._here is None:
+            if self._done_in == self._journey.backward:
+                self._journey.backward += 1  # asked again: the graph was retained, and this is its next backward
+            with _aside():
+                self._traffic.count_asked(on_its_way=not self.start_back())
+                for ahead in self._journey.before(self._place, self._prefetch):
+                    ahead.start_back()
+                self._here = self.deposit.take()
+            self._waiting = set(self._tickets)
+        here = self._here
+        self._serve(ticket)
+        return here
+
+    def start_back(self) -> bool:
+        """Begin to bring the bytes back; False if that has begun, or nobody is waiting for them any more."""
+        if self._here is not None or self._done_in == self._journey.backward:
+            return False
+        memory = self.deposit.start_back()
+        if memory is None:
+            return False
+        listener = held.listener()
+        if listener is not None:
+            listener.came_back(memory)
+        self._journey.trips.append((self._block, self.deposit.back))
+        self._traffic.returned.add(self.deposit.out.nbytes)
+        return True
+
+    def _serve(self, ticket: Ticket) -> None:
+        self._waiting.discard(id(ticket))
+        if self._here is not None and not self._waiting:
+            self._here = None
+            self._done_in = self._journey.backward
+
+    def _stored(self, nbytes: int) -> None:
+        if self._listener is not None and self._traffic.lane is not None:
+            self._listener.stored(self._traffic.lane, nbytes)
+
+    def __del__(self) -> None:
+        self._here = None
+        self.deposit.close()
+        self._stored(-self.deposit.out.nbytes)
+
+
+class Ticket:
+    """What autograd holds in place of a tensor that has left: what it looked like, and a share in its parcel."""
+
+    __slots__ = ("_parcel", "_witness", "_version", "_dtype", "_shape", "_stride", "_offset")
+
+    def __init__(self, parcel: Parcel, tensor: Tensor) -> None:
+        self._parcel = parcel
+        self._witness, self._version = held.witness(tensor), tensor._version
+        self._dtype, self._shape = tensor.dtype, tensor.shape
+        self._stride, self._offset = tensor.stride(), tensor.storage_offset()
+        parcel.add(self)
+
+    def unpack(self) -> Tensor:
+        held.check_version(self._witness, self._version, self._shape)
+        flat = self._parcel.bring_back(self)
+        with _aside():
+            return flat.view(self._dtype).as_strided(self._shape, self._stride, self._offset)
+
+    def __del__(self) -> None:
+        self._parcel.remove(self)
+
+
+@dataclass
+class _Known:
+    """A storage that has left, for as long as it lives."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    parcel: weakref.ref[Parcel]
+
+
+@dataclass
+class _Road(threading.local):
+    """Where one thread's forward stands."""
+
+    journey: Journey = field(default_factory=Journey)
+    block: int = -1
+    stay: dict[int, str] = field(default_factory=dict)  # id of a storage that does not travel -> why
+    leaving: deque[weakref.ref[Parcel]] = field(default_factory=deque)
+
+
+class Offloader:
+    """The hooks of one applied strategy.
+
+    Args:
+        options: of the strategy.
+        weights: gives the parameters and buffers that never travel.
+    """
+
+    def __init__(self, options: Offloading, weights: Callable[[], Iterable[Tensor]]) -> None:
+        self._store: Store | None = open_store(options.store)
+        self._options, self._weights = options, weights
+        self._road = _Road()
+        self._known: dict[int, _Known] = {}  # by id of the storage
+        self.traffic = Traffic(self._store.lane)
+
+    @contextmanager
+    def unit(self, index: int, offload: bool, last: bool, arguments: Sequence[object]) -> Iterator[None]:
+        """Around the forward of a block, or of a region that starts with it.
+
+        Args:
+            index: of the block. Whatever is not behind the one before is the first of another forward.
+            offload: whether it sends away what it saves.
+            last: whether no other follows: wait for what is still leaving.
+            arguments: leaves of what the block is called with.
+        """
+        tensors = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
+        if index <= self._road.block or self._road.block < 0:
+            self._begin(tensors)
+        self._road.block = index
+        device = tensors[0].device if tensors else torch.device("cpu")
+        started = self._store.mark(device)
+        with saved_tensors_hooks(self._pack, _unpack) if offload else nullcontext():
+            yield
+        self._road.journey.forwards.append((index, started, self._store.mark(device)))
+        if last:
+            self._let_go(0)
+            self._road.block = -1
+
+    def close(self) -> None:
+        """Let the store end with its last parcel."""
+        self._store = None
+
+    def _begin(self, tensors: Iterable[Tensor]) -> None:
+        """Another forward: nothing of the one before is waited for any more."""
+        self.traffic.last = self._road.journey = Journey()
+        self._road.leaving.clear()
+        # What the first block is handed is held by whoever made it; the output of an operation dies with the graph.
+        inputs = (tensor for tensor in tensors if tensor.grad_fn is None)
+        self._road.stay = dict.fromkeys(_storages(inputs), "input") | dict.fromkeys(
+            _storages(self._weights()), "parameter"
+        )
+
+    def _pack(self, tensor: Tensor) -> Ticket | Held:
+        with _aside():
+            nbytes = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
+            self.traffic.packed.add(nbytes)
+            reason = self._reason_to_stay(tensor, nbytes)
+            parcel = None if reason else self._parcel_of(tensor, nbytes)
+            if parcel is not None:
+                ticket = Ticket(parcel, tensor)
+                self._let_go(self._options.prefetch)
+                return ticket
+        self.traffic.skipped[reason or "store is full"].add(nbytes)
+        return held.keep(tensor)
+
+    def _reason_to_stay(self, tensor: Tensor, nbytes: int) -> str | None:
+        plain = type(tensor) in (Tensor, nn.Parameter) or _compat.is_fake(tensor)
+        if not plain or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            return "kind of tensor"
+        owner = tensor if tensor._base is None else tensor._base
+        if isinstance(owner, nn.Parameter):
+            return "parameter"
+        reason = self._road.stay.get(id(tensor.untyped_storage()))
+        if reason is None and owner.is_leaf and owner.requires_grad:
+            reason = "input"
+        if reason is None and (nbytes < self._options.min_bytes or nbytes == 0):
+            reason = "small"
+        if reason is None and nbytes % tensor.itemsize:
+            reason = "kind of tensor"
+        return reason
+
+    def _parcel_of(self, tensor: Tensor, nbytes: int) -> Parcel | None:
+        """The parcel of a tensor's storage, sent now if need be; None when the store is full."""
+        storage = tensor.untyped_storage()
+        known = self._known.get(id(storage))
+        if known is not None and known.storage() is storage and known.version == tensor._version:
+            parcel = known.parcel()
+            if parcel is not None:
+                self.traffic.deduplicated.add(nbytes)
+                return parcel
+        deposit = self._store.put(tensor.detach().as_strided((nbytes // tensor.itemsize,), (1,), 0))
+        if deposit is None:
+            return None
+        self.traffic.moved.add(nbytes)
+        road = self._road
+        parcel = Parcel(deposit, road.journey, road.block, self._options.prefetch, self.traffic)
+        forget = partial(_forget, self._known, id(storage))
+        self._known[id(storage)] = _Known(weakref.ref(storage, forget), tensor._version, weakref.ref(parcel))
+        road.leaving.append(weakref.ref(parcel))
+        return parcel
+
+    def _let_go(self, under_way: int) -> None:
+        """Wait for the oldest copies out, until no more than ``under_way`` are left, and free their sources."""
+        while len(self._road.leaving) > under_way:
+            parcel = self._road.leaving.popleft()()
+            if parcel is not None:
+                parcel.deposit.let_go()
+
+
+def _unpack(saved: Ticket | Held) -> Tensor:
+    return saved.unpack()
+
+
+def _forget(known: dict[int, _Known], key: int, storage: weakref.ref[torch.UntypedStorage]) -> None:
+    # The number of a dead storage may belong to a new one by now.
+    if key in known and known[key].storage is storage:
+        del known[key]
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
+    return (id(tensor.untyped_storage()) for tensor in tensors if tensor.layout is torch.strided)
+
+
+def _aside() -> AbstractContextManager[None]:
+    """Copies are not operations of the step: a meter hears of them from the engine."""
+    listener = held.listener()
+    return nullcontext() if listener is None else listener.aside()

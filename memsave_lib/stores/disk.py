@@ -1,0 +1,175 @@
+"""A file as a store."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memsave_lib import _compat
+from memsave_lib.stores.base import Deposit, Store, Trip
+from memsave_lib.stores.slab import Extent, Slab
+from memsave_lib.stores.streams import Copying, Moment
+
+
+class DiskStore(Store):
+    """A file without a name in ``directory``, written and read by threads of its own.
+
+    The space comes back when the last deposit and the store are gone, or when the process ends, however it ends. Small
+    sizes stay in the system's page cache: then a "disk" is memory that the system may take back.
+
+    Args:
+        directory: on the disk to be used; the system's place for temporary files when not given. Some systems keep
+            that one in memory.
+
+    Raises:
+        OSError: the directory is missing, is none, or cannot be written to; later, from :meth:`put`: no room.
+    """
+
+    lane = "disk"
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        self.directory = Path(tempfile.gettempdir() if directory is None else directory)
+        if not self.directory.is_dir():
+            raise FileNotFoundError(f"DiskStore(directory={str(directory)!r}): there is no such directory")
+        self._slab = Slab(self.directory)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
+        self._closed = False
+        self._end = weakref.finalize(self, _end_disk_store, self._slab, self._writer, self._reader)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._slab.used_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file, which is as long as ``stored_bytes`` has been at most; 0 once it is gone."""
+        return self._slab.file_bytes if self._end.alive else 0
+
+    def put(self, source: Tensor) -> Deposit:
+        if self._closed:
+            raise RuntimeError("this DiskStore was closed: make a new one")
+        if _compat.is_fake(source):
+            return _FakeDeposit(source)
+        return _DiskDeposit(source, self, self._slab.reserve(source.nbytes))
+
+    def start_write(self, extent: Extent, memory: Tensor) -> Future[Copying]:
+        return self._writer.submit(_timed, self._slab.write, extent, _bytes_of(memory))
+
+    def start_read(self, extent: Extent, memory: Tensor, after: Future[Copying]) -> Future[Copying]:
+        return self._reader.submit(_read_after, after, self._slab, extent, _bytes_of(memory))
+
+    def give_back(self, extent: Extent) -> None:
+        self._slab.give_back(extent)
+        self._end_if_idle()
+
+    def close(self) -> None:
+        self._closed = True
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._closed and self.stored_bytes == 0:
+            self._end()
+
+
+class _DiskDeposit(Deposit):
+    def __init__(self, source: Tensor, store: DiskStore, extent: Extent) -> None:
+        # The threads get addresses: a tensor must die in the thread that computes, or memory would be freed at random.
+        self._source: Tensor | None = source.cpu()
+        self._like = (source.shape, source.dtype)
+        self._device = source.device
+        self._store, self._extent = store, extent
+        self._returned: Tensor | None = None
+        self.out = Trip(False, source.nbytes, store.start_write(extent, self._source))
+
+    def let_go(self) -> None:
+        if self._source is not None:
+            self.out.waited_from = Moment.now()
+            self.out.copying.result()
+            self._source = None
+
+    def start_back(self) -> Tensor | None:
+        if self._returned is not None:
+            return None
+        shape, dtype = self._like
+        self._returned = torch.empty(shape, dtype=dtype)
+        reading = self._store.start_read(self._extent, self._returned, after=self.out.copying)
+        self.back = Trip(True, self._returned.nbytes, reading)
+        return self._returned
+
+    def take(self) -> Tensor:
+        self.start_back()
+        self.back.waited_from = Moment.now()
+        self.back.copying.result()
+        returned, self._returned = self._returned, None
+        return returned.to(self._device)
+
+    def close(self) -> None:
+        trips = (self.out, self.back) if self._returned is not None else (self.out,)
+        # A copy that has not begun is called off; one that runs uses memory that must not be freed before it ends.
+        wait([trip.copying for trip in trips if not trip.copying.cancel()])
+        self._source = self._returned = None
+        self._store.give_back(self._extent)
+
+
+class _FakeDeposit(Deposit):
+    """Stands for a file where tensors are fake and have no bytes that could be written."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._like = (source.shape, source.dtype, source.device)
+        self._returned: Tensor | None = None
+        self.out = Trip(False, source.nbytes, Copying(Moment.now(), Moment.now()))
+
+    def let_go(self) -> None:
+        pass
+
+    def start_back(self) -> Tensor | None:
+        if self._returned is not None:
+            return None
+        shape, dtype, device = self._like
+        self._returned = torch.empty(shape, dtype=dtype, device=device)
+        self.back = Trip(True, self.out.nbytes, Copying(Moment.now(), Moment.now()))
+        return self._returned
+
+    def take(self) -> Tensor:
+        self.start_back()
+        returned, self._returned = self._returned, None
+        return returned
+
+    def close(self) -> None:
+        self._returned = None
+
+
+_THREAD = "memsave-disk"
+
+
+def _timed(work: Callable[[Extent, memoryview], None], extent: Extent, memory: memoryview) -> Copying:
+    started = Moment.now()
+    work(extent, memory)
+    return Copying(started, Moment.now())
+
+
+def _read_after(after: Future[Copying], slab: Slab, extent: Extent, memory: memoryview) -> Copying:
+    after.result()
+    return _timed(slab.read, extent, memory)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor, without holding it: whoever uses this must keep the tensor alive."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def _end_disk_store(slab: Slab, *executors: ThreadPoolExecutor) -> None:
+    # All work is done by now. The garbage collector may come by in one of these threads, which cannot wait for itself.
+    elsewhere = not threading.current_thread().name.startswith(_THREAD)
+    for executor in executors:
+        executor.shutdown(wait=elsewhere)
+    slab.close()
