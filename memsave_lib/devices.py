@@ -129,8 +129,8 @@ def measure(
 ) -> Device:
     """What this machine reaches: for each figure the median of many repeats, taken in turns for about ``seconds``.
 
-    - ``flops``: the product of a block's up-projection, ``(tokens, h) @ (h, 4h)``: h = 512 in float32 on a CPU, h = 4096
-      in its own half precision on a GPU. A whole block reaches less: it also normalizes, adds and moves.
+    - ``flops``: the product of a block's up-projection, ``(tokens, h) @ (h, 4h)``; h = 512 in float32 on a CPU,
+      4096 in its own half precision on a GPU. A whole block reaches less: it also normalizes, adds and moves.
     - ``copy_out``, ``copy_in``: copies to and from pinned host memory. On a CPU, whose memory is the host's, a plain
       copy from one place to another; ``source`` says so.
     - ``disk_write``, ``disk_read``: through a temporary file in ``directory`` that has no name. Nothing forces bytes to

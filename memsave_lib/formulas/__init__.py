@@ -31,6 +31,7 @@ from memsave_lib.formulas.language_models import (
     loss_peak_bytes,
     loss_terms,
 )
+from memsave_lib.formulas.offloading import copy_hides, hiding_bandwidth, hiding_seq_len
 from memsave_lib.formulas.script import Moment
 from memsave_lib.formulas.timeline import (
     chunked_peak_bytes,
@@ -57,11 +58,14 @@ __all__ = [
     "block_terms",
     "checkpointing_moves_peak",
     "chunked_peak_bytes",
+    "copy_hides",
     "element_bytes",
     "gpt2_block_terms",
     "gpt2_parameter_tensors",
     "gpt2_parameters",
     "gpt2_terms",
+    "hiding_bandwidth",
+    "hiding_seq_len",
     "llama_block_saved_bytes",
     "llama_block_terms",
     "llama_terms",

@@ -1,0 +1,401 @@
+"""The simulated timeline: exact by hand on three blocks, and the engine's rules on random stacks. Nothing runs here."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsave_lib.devices import Device
+from memsave_lib.lanes import Lanes, Span
+from memsave_lib.plan import BlockFlops, Plan, Segment
+from memsave_lib.simulate import BlockCosts, simulate
+from memsave_lib.strategies import Chunked, FullCheckpoint, KeepAll, Offload, Recursive, Selective, SelectiveOps
+
+#: One FLOP, and one byte each way, a second: costs are seconds.
+UNIT = Device("unit", flops=1, copy_out=1, copy_in=1, disk_write=2, disk_read=4)
+#: Forward 4 s, backward 8 s; saves 1 byte after 2 s and 3 bytes after 4 s.
+BLOCK = BlockCosts(forward=4, backward=8, saved=(1, 3), checkpoint=1)
+THREE = [BLOCK] * 3
+
+
+def lane(spans):
+    return [(span.start, span.end, span.kind, span.block, span.nbytes) for span in spans]
+
+
+def test_nothing_sent_nothing_copied():
+    timeline = simulate(THREE, KeepAll().plan(3), Device("no links", flops=2))
+    assert lane(timeline.compute) == [
+        (0, 2, "forward", 0, 0),
+        (2, 4, "forward", 1, 0),
+        (4, 6, "forward", 2, 0),
+        (6, 10, "backward", 2, 0),
+        (10, 14, "backward", 1, 0),
+        (14, 18, "backward", 0, 0),
+    ]
+    assert timeline.copy_out == timeline.copy_in == timeline.stalls == ()
+    assert (timeline.step_seconds, timeline.compute_seconds, timeline.stall_seconds) == (18, 18, 0)
+    assert timeline.peak_bytes == 12
+
+
+def test_blocking_copies_by_hand():
+    timeline = simulate(THREE, Offload(keep_last=1).plan(3), UNIT, prefetch=0)
+    assert lane(timeline.compute) == [
+        (0, 2, "forward", 0, 0),
+        (3, 5, "forward", 0, 0),
+        (8, 10, "forward", 1, 0),
+        (11, 13, "forward", 1, 0),
+        (16, 20, "forward", 2, 0),
+        (20, 28, "backward", 2, 0),
+        (31, 35, "backward", 1, 0),
+        (36, 40, "backward", 1, 0),
+        (43, 47, "backward", 0, 0),
+        (48, 52, "backward", 0, 0),
+    ]
+    out = [(2, 3, "out", 0, 1), (5, 8, "out", 0, 3), (10, 11, "out", 1, 1), (13, 16, "out", 1, 3)]
+    back = [(28, 31, "in", 1, 3), (35, 36, "in", 1, 1), (40, 43, "in", 0, 3), (47, 48, "in", 0, 1)]
+    assert lane(timeline.copy_out) == out
+    assert lane(timeline.copy_in) == back
+    renamed = {"out": "leaving", "in": "returning"}
+    assert lane(timeline.stalls) == [(start, end, renamed[kind], *rest) for start, end, kind, *rest in out + back]
+    assert (timeline.step_seconds, timeline.compute_seconds, timeline.stall_seconds) == (52, 36, 16)
+    assert timeline.peak_bytes == 4, "the last block keeps 1 + 3; all others hold one tensor at a time"
+
+
+def test_one_copy_at_a_time_by_hand():
+    timeline = simulate(THREE, Offload(keep_last=1).plan(3), UNIT, prefetch=1)
+    assert lane(timeline.compute) == [
+        (0, 4, "forward", 0, 0),
+        (4, 6, "forward", 1, 0),
+        (7, 9, "forward", 1, 0),
+        (9, 13, "forward", 2, 0),
+        (13, 21, "backward", 2, 0),
+        (24, 32, "backward", 1, 0),
+        (32, 40, "backward", 0, 0),
+    ]
+    assert lane(timeline.copy_out) == [
+        (2, 3, "out", 0, 1), (4, 7, "out", 0, 3), (7, 8, "out", 1, 1), (9, 12, "out", 1, 3),
+    ]  # fmt: skip
+    assert lane(timeline.copy_in) == [
+        (21, 24, "in", 1, 3), (24, 25, "in", 1, 1), (28, 31, "in", 0, 3), (32, 33, "in", 0, 1),
+    ]  # fmt: skip
+    assert lane(timeline.stalls) == [(6, 7, "leaving", 0, 3), (21, 24, "returning", 1, 3)]
+    assert (timeline.step_seconds, timeline.compute_seconds, timeline.stall_seconds) == (40, 36, 4)
+    assert timeline.peak_bytes == 7, "the last block's 4, and the 3 bytes that nothing packed later has pushed out"
+
+
+def test_the_end_of_forward_waits_for_what_is_leaving_by_hand():
+    """Two tensors of 4 bytes each leave while one second is computed after each; both ways are slow."""
+    costs = [BlockCosts(forward=1, backward=2, saved=(4,))] * 3
+    timeline = simulate(costs, Offload(keep_last=0).plan(3), UNIT, prefetch=2)
+    assert lane(timeline.copy_out) == [(1, 5, "out", 0, 4), (5, 9, "out", 1, 4), (9, 13, "out", 2, 4)]
+    # Packing the third waits for the first; the end waits for the other two.
+    assert lane(timeline.stalls) == [
+        (3, 5, "leaving", 0, 4),
+        (5, 13, "drain", 2, 8),
+        (13, 17, "returning", 2, 4),
+        (19, 21, "returning", 1, 4),
+        (23, 25, "returning", 0, 4),
+    ]
+    assert lane(timeline.copy_in) == [(13, 17, "in", 2, 4), (17, 21, "in", 1, 4), (21, 25, "in", 0, 4)]
+    assert (timeline.step_seconds, timeline.compute_seconds, timeline.stall_seconds) == (27, 9, 18)
+    assert timeline.peak_bytes == 12, "all three, while the third is packed and again when the third is asked for"
+
+
+def test_checkpoints_sent_away_by_hand():
+    costs = [BlockCosts(forward=4, backward=8, recompute=3, saved=(2, 6), checkpoint=2)] * 3
+    timeline = simulate(costs, Offload(FullCheckpoint(), keep_last=1).plan(3), UNIT, prefetch=1)
+    assert lane(timeline.copy_out) == [(0, 2, "out", 0, 2), (4, 6, "out", 1, 2)], "when forward enters the block"
+    assert lane(timeline.compute) == [
+        (0, 4, "forward", 0, 0),
+        (4, 8, "forward", 1, 0),
+        (8, 12, "forward", 2, 0),
+        (12, 15, "recompute", 2, 0),
+        (15, 23, "backward", 2, 0),
+        (25, 28, "recompute", 1, 0),
+        (28, 36, "backward", 1, 0),
+        (36, 39, "recompute", 0, 0),
+        (39, 47, "backward", 0, 0),
+    ]
+    assert lane(timeline.copy_in) == [(23, 25, "in", 1, 2), (25, 27, "in", 0, 2)], "before the block runs again"
+    assert lane(timeline.stalls) == [(23, 25, "returning", 1, 2)]
+    assert timeline.peak_bytes == 10, "a block's 8 with its input among them, and the next checkpoint, asked for early"
+
+
+def test_the_disk_has_lanes_of_its_own():
+    timeline = simulate(THREE, Offload().plan(3), UNIT, prefetch=0, link="disk")
+    assert [copy.seconds for copy in timeline.copy_out] == [0.5, 1.5, 0.5, 1.5]
+    assert [copy.seconds for copy in timeline.copy_in] == [0.75, 0.25, 0.75, 0.25]
+
+
+#: A region that ends with a region: early stop ends the outer one where the inner one would start.
+NESTED_AT_THE_END = Plan(
+    8, (Segment(0, 8, True, (Segment(0, 3), Segment(3, 8, True, (Segment(3, 4, True), Segment(4, 8))))),)
+)
+PLANS = [
+    *(strategy.plan(8) for strategy in (KeepAll(), FullCheckpoint(), Selective(3), Chunked(3), Recursive())),
+    Chunked(2, recompute_last=False).plan(8),
+    NESTED_AT_THE_END,
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_recomputation_takes_as_many_flops_as_the_plan_forecasts(plan):
+    flops = [BlockFlops(forward=6 + index, tail=index) for index in range(8)]
+    costs = [BlockCosts(one.forward, 2 * one.forward, one.repeated(early_stop=True)) for one in flops]
+    timeline = simulate(costs, plan, UNIT)
+    again = sum(span.seconds for span in timeline.compute if span.kind == "recompute")
+    assert again == plan.extra_flops(flops)
+    assert timeline.step_seconds == 3 * sum(one.forward for one in flops) + again
+
+
+def test_peak_of_chunks_is_checkpoints_and_one_chunk():
+    """L/m + m*A', less the chunk's own input, which is among what its first block saves."""
+    costs = [BlockCosts(1, 2, saved=(2, 5, 9), checkpoint=2)] * 12
+    for chunks in (1, 2, 3, 4, 6, 12):
+        peak = simulate(costs, Chunked(chunks).plan(12), UNIT).peak_bytes
+        assert peak == chunks * 2 + 12 // chunks * 16 - 2
+    # Bisection of 8 blocks: inputs of the regions 0-3, 4-5, 6-6 and block 7 itself; 19.08 units were measured.
+    assert simulate(costs[:8], Recursive().plan(8), UNIT).peak_bytes == 3 * 2 + 16
+
+
+def test_peak_of_offloading_is_a_tensor_and_the_next_one_on_its_way():
+    """In forward the 4 just packed and the 1 before it, or the other way round; in backward the same in reverse."""
+    costs = [BlockCosts(2, 4, saved=(1, 4))] * 3
+    assert simulate(costs, Offload(keep_last=0).plan(3), UNIT, prefetch=1).peak_bytes == 5
+    assert simulate(costs, Offload(keep_last=0).plan(3), UNIT, prefetch=0).peak_bytes == 4
+
+
+def test_a_block_that_saves_nothing_still_computes():
+    timeline = simulate([BlockCosts(1, 2)] * 2, Offload(keep_last=0).plan(2), UNIT)
+    assert (timeline.step_seconds, timeline.copy_out, timeline.peak_bytes) == (6, (), 0)
+    checkpointed = simulate([BlockCosts(1, 2, checkpoint=5)] * 2, FullCheckpoint().plan(2), UNIT)
+    assert (checkpointed.step_seconds, checkpointed.peak_bytes) == (8, 10)
+
+
+# Whole numbers, halves by the number of tensors and bandwidths that are powers of two: all seconds are exact.
+block_costs = st.builds(
+    BlockCosts,
+    st.integers(0, 20),
+    st.integers(0, 20),
+    st.none() | st.integers(0, 20),
+    st.sampled_from([0, 1, 2, 4]).flatmap(lambda n: st.tuples(*[st.integers(0, 20)] * n)),
+    st.integers(0, 20),
+)
+bandwidths = st.sampled_from([0.25, 0.5, 1, 2, 4])
+
+
+@st.composite
+def steps(draw):
+    """Costs, a plan with any mixture of kept, recomputed, nested and offloaded segments, a device, a prefetch depth."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    segments, start = [], 0
+    for size in sizes:
+        stop = start + size
+        recompute, nested = draw(st.booleans()), draw(st.booleans())
+        inner = Recursive().plan(size).segments if recompute and nested else ()
+        shifted = tuple(shift(segment, start) for segment in inner)
+        segments.append(Segment(start, stop, recompute, shifted, offload=draw(st.booleans())))
+        start = stop
+    costs = draw(st.lists(block_costs, min_size=start, max_size=start))
+    device = Device("any", 1, draw(bandwidths), draw(bandwidths))
+    return costs, Plan(start, tuple(segments)), device, draw(st.integers(0, 5))
+
+
+def shift(segment, by):
+    return Segment(segment.start + by, segment.stop + by, segment.recompute, tuple(shift(s, by) for s in segment.inner))
+
+
+def moments(timeline, costs, plan):
+    """When each offloaded tensor was packed and when it was used, in the order of packing, from the compute lane alone.
+
+    A tensor is packed when its share of forward has been computed, and used when backward's other shares have.
+    """
+    packed, used = [], []
+    for segment in (segment for segment in plan.segments if segment.offload):
+        if segment.recompute:
+            blocks = range(segment.start, segment.stop)
+            before = [span.end for span in timeline.compute if span.kind == "forward" and span.block < segment.start]
+            packed.append(max(before, default=0))
+            used.append(first_start(timeline, "recompute", blocks) or first_start(timeline, "backward", blocks))
+            continue
+        for block in range(segment.start, segment.stop):
+            count = len(costs[block].saved)
+            for j in range(count):
+                packed.append(reached(timeline, "forward", block, costs[block].forward * (j + 1) / count, after=False))
+                used.append(reached(timeline, "backward", block, costs[block].backward * (count - 1 - j) / count))
+    return packed, used
+
+
+def first_start(timeline, kind, blocks):
+    return min((span.start for span in timeline.compute if span.kind == kind and span.block in blocks), default=None)
+
+
+def reached(timeline, kind, block, seconds, after=True):
+    """When so much of a phase has been computed: the moment computation goes on from there, or arrives there."""
+    spans = [span for span in timeline.compute if span.kind == kind and span.block == block]
+    done = 0
+    for span in spans:
+        if done + span.seconds > seconds if after else done + span.seconds >= seconds:
+            return span.start + seconds - done
+        done += span.seconds
+    return None  # the phase takes no time: nobody can see when
+
+
+@given(steps())
+def test_lanes_never_overlap_and_the_step_is_computing_and_waiting(step):
+    costs, plan, device, prefetch = step
+    timeline = simulate(costs, plan, device, prefetch=prefetch)
+    for spans in (timeline.compute, timeline.copy_out, timeline.copy_in, timeline.stalls):
+        assert all(one.end <= other.start for one, other in pairwise(spans))
+    busy = sorted((span.start, span.end) for span in (*timeline.compute, *timeline.stalls))
+    assert [end for _, end in busy[:-1]] == [start for start, _ in busy[1:]], "computing or waiting, at any time"
+    assert timeline.compute_seconds + timeline.stall_seconds == timeline.step_seconds
+    early = [cost.forward if cost.recompute is None else cost.recompute for cost in costs]
+    flops = [BlockFlops(cost.forward, cost.forward - again) for cost, again in zip(costs, early, strict=True)]
+    extra = plan.extra_flops(flops)
+    assert timeline.compute_seconds == sum(cost.forward + cost.backward for cost in costs) + extra
+
+
+@given(steps())
+def test_what_leaves_comes_back_in_reverse_at_the_speed_of_the_link(step):
+    costs, plan, device, prefetch = step
+    timeline = simulate(costs, plan, device, prefetch=prefetch)
+    sent = [
+        (block, nbytes)
+        for segment in plan.segments
+        if segment.offload
+        for block in ([segment.start] if segment.recompute else range(segment.start, segment.stop))
+        for nbytes in ([costs[block].checkpoint] if segment.recompute else costs[block].saved)
+    ]
+    assert [(copy.block, copy.nbytes) for copy in timeline.copy_out] == sent
+    assert [(copy.block, copy.nbytes) for copy in timeline.copy_in] == sent[::-1]
+    assert all(copy.seconds == copy.nbytes / device.copy_out for copy in timeline.copy_out)
+    assert all(copy.seconds == copy.nbytes / device.copy_in for copy in timeline.copy_in)
+
+
+@given(steps())
+def test_no_tensor_is_read_before_its_copy_ended(step):
+    costs, plan, device, prefetch = step
+    timeline = simulate(costs, plan, device, prefetch=prefetch)
+    packed, used = moments(timeline, costs, plan)
+    out, back = timeline.copy_out, timeline.copy_in[::-1]
+    assert len(packed) == len(out) == len(back)
+    end_of_forward = max((span.end for span in timeline.compute if span.kind == "forward"), default=0)
+    for number, (there, here) in enumerate(zip(out, back, strict=True)):
+        assert there.end <= here.start, "what comes back has left"
+        if packed[number] is not None:
+            assert packed[number] <= there.start, "what leaves has been computed"
+        if used[number] is not None:
+            assert here.end <= used[number], "what is used is back"
+        assert there.end <= max(here.start, end_of_forward)
+    if out and used[-1] is not None:
+        assert max(copy.end for copy in out) <= used[-1], "forward ends when everything has left"
+
+
+@given(steps())
+def test_no_more_than_prefetch_copies_are_under_way(step):
+    costs, plan, device, prefetch = step
+    timeline = simulate(costs, plan, device, prefetch=prefetch)
+    packed, used = moments(timeline, costs, plan)
+    window = max(prefetch, 1)
+    for earlier, later in zip(timeline.copy_out, timeline.copy_out[window:], strict=False):
+        assert earlier.end <= later.start
+    # A copy back starts no earlier than the tensor that comes `prefetch` tensors before it is asked for: when the one
+    # before that one has been used.
+    takes = used[::-1]
+    for number, copy in enumerate(timeline.copy_in):
+        before = number - prefetch - 1
+        if before >= 0 and takes[before] is not None:
+            assert copy.start >= takes[before]
+    if prefetch == 0:
+        waited = {(stall.start, stall.end) for stall in timeline.stalls}
+        copies = (*timeline.copy_out, *timeline.copy_in)
+        assert waited == {(copy.start, copy.end) for copy in copies if copy.seconds > 0}
+
+
+@given(steps())
+def test_more_prefetch_and_faster_links_never_make_a_step_longer(step):
+    costs, plan, device, prefetch = step
+    seconds = simulate(costs, plan, device, prefetch=prefetch).step_seconds
+    assert simulate(costs, plan, device, prefetch=prefetch + 1).step_seconds <= seconds
+    faster = Device("faster", 1, 2 * device.copy_out, 2 * device.copy_in)
+    assert simulate(costs, plan, faster, prefetch=prefetch).step_seconds <= seconds
+
+
+@given(st.lists(block_costs, min_size=1, max_size=8))
+def test_keep_all_holds_the_sum(costs):
+    timeline = simulate(costs, KeepAll().plan(len(costs)), UNIT)
+    assert timeline.peak_bytes == max(accumulate(sum(cost.saved) for cost in costs))
+
+
+@given(steps())
+def test_the_frame_lists_every_span_in_order(step):
+    costs, plan, device, prefetch = step
+    timeline = simulate(costs, plan, device, prefetch=prefetch)
+    frame = timeline.frame()
+    assert list(frame.columns) == ["lane", "kind", "block", "start", "seconds", "bytes"]
+    assert frame["start"].is_monotonic_increasing
+    counts = frame["lane"].value_counts().to_dict()
+    lanes = {
+        "compute": timeline.compute,
+        "copy out": timeline.copy_out,
+        "copy in": timeline.copy_in,
+        "stall": timeline.stalls,
+    }
+    assert counts == {name: len(spans) for name, spans in lanes.items() if spans}
+    assert frame.loc[frame["lane"] == "stall", "seconds"].sum() == timeline.stall_seconds
+
+
+def test_lanes_of_a_measured_step_start_whenever_they_start():
+    measured = Lanes(compute=(Span(101.5, 103.0, "forward", 0),), copy_out=(Span(102.0, 105.5, "out", 0, 7),))
+    assert (measured.step_seconds, measured.compute_seconds, measured.stall_seconds) == (4.0, 1.5, 0.0)
+    assert (Lanes().step_seconds, len(Lanes().frame())) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"costs": THREE[:2]}, "costs has 2 entries for a plan of 3 blocks"),
+        ({"plan": SelectiveOps("attention").plan(3)}, "this plan recomputes attention inside each"),
+        ({"link": "tape"}, 'link is "host" or "disk", got \'tape\''),
+        ({"prefetch": -1}, "prefetch must be a whole number of at least 0, got -1"),
+        ({"device": Device("X", copy_out=1, copy_in=1)}, "flops of X is not known"),
+        ({"device": Device("X", flops=1, copy_out=1)}, "copy_in of X is not known"),
+        (
+            {"device": Device("X", flops=1), "link": "disk"},
+            r"disk_write of X is not known; .*with_disk\(devices.NVME\)",
+        ),
+    ],
+)
+def test_wrong_arguments_of_simulate_are_named(options, message):
+    right = {"costs": THREE, "plan": Offload().plan(3), "device": UNIT}
+    with pytest.raises(ValueError, match=message):
+        simulate(**right | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"forward": -1}, ValueError, "forward must be FLOPs, a number of at least 0, got -1"),
+        ({"backward": True}, ValueError, "backward must be FLOPs, a number of at least 0, got True"),
+        ({"recompute": math.nan}, ValueError, "recompute must be FLOPs, a number of at least 0, got nan"),
+        ({"forward": None}, ValueError, "forward must be FLOPs, a number of at least 0, got None"),
+        ({"saved": (3, -1)}, ValueError, r"saved\[1\] must be a whole number of at least 0, got -1"),
+        ({"saved": (1.5,)}, TypeError, r"saved\[0\] must be a whole number of at least 0, got 1.5"),
+        ({"checkpoint": -1}, ValueError, "checkpoint must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_wrong_costs_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        BlockCosts(**{"forward": 1, "backward": 2} | options)
+
+
+def test_simulating_needs_no_torch():
+    program = "import sys, memsave_lib.simulate, memsave_lib.devices as d; d.T4; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
