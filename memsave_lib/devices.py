@@ -155,12 +155,13 @@ def measure(
         raise NotADirectoryError(f"directory must be an existing directory, got {os.fspath(directory)!r}")
     where = resolve_device(str(device) if isinstance(device, torch.device) else device)
     on_cpu = where.type == "cpu"
-    with torch.no_grad(), ExitStack() as held:
+    with ExitStack() as held:
         work = speed.products(where) | speed.copies(where) | speed.disk(directory, held)
         rates = speed.in_turns(work, seconds)
+    copies = "copies within memory" if on_cpu else "pinned host memory"
     sources = {
         "flops": "measured here: matrix products of a block's size",
-        **dict.fromkeys(("copy_out", "copy_in"), "measured here: " + ("copies within memory" if on_cpu else "pinned")),
+        **dict.fromkeys(("copy_out", "copy_in"), f"measured here: {copies}"),
         **dict.fromkeys(("disk_write", "disk_read"), "measured here: an unlinked file, page cache included"),
         "memory": "the operating system" if on_cpu else "torch",
     }
