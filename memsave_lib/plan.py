@@ -119,6 +119,23 @@ class Plan:
                 total += sum(region.repeated(early_stop) for region in cost.regions[op])
         return total
 
+    def offloaded_bytes(self, saved: Sequence[int], checkpoints: Sequence[int]) -> int:
+        """Bytes that leave in one forward.
+
+        Args:
+            saved: of each block, in order: what leaves when it is kept and offloaded.
+            checkpoints: of each block: what leaves when a region starts with it.
+        """
+        if not len(saved) == len(checkpoints) == self.n_blocks:
+            raise ValueError(
+                f"{len(saved)} saved and {len(checkpoints)} checkpoints for a plan of {self.n_blocks} blocks"
+            )
+        return sum(
+            checkpoints[segment.start] if segment.recompute else sum(saved[segment.start : segment.stop])
+            for segment in self.segments
+            if segment.offload
+        )
+
     def describe(self) -> str:
         """One line a block: what happens to it and, for a recomputed block, in which region."""
         suffix = f", recomputing inside: {', '.join(self.recompute_ops)}" if self.recompute_ops else ""

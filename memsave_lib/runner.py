@@ -85,7 +85,7 @@ def run(blocks: Sequence[Callable[[Any], Any]], x: Any, strategy: Strategy) -> A
         if not torch.is_grad_enabled():
             plan = Plan(plan.n_blocks, (Segment(0, plan.n_blocks),))
         stack = Stack(lambda index, state: blocks[index](state), blocks, Counts())
-        offloader = _offloader(strategy, plan, partial(stack.weights, Segment(0, plan.n_blocks)))
+        offloader = _offloader(strategy, partial(stack.weights, Segment(0, plan.n_blocks)))
         for segment in plan.segments:
             with _unit(offloader, segment, segment.start, plan, x):
                 x = run_segments((segment,), stack, x)
@@ -136,7 +136,7 @@ class Applied:
         self.plan = strategy.plan(len(blocks))
         self.blocks = blocks
         self._counts = Counts()
-        self._offloader = _offloader(strategy, self.plan, partial(tensors_of, model))
+        self._offloader = _offloader(strategy, partial(tensors_of, model))
         self._passes = _Passes()
         self._segments = {i: s for s in self.plan.segments for i in range(s.start, s.stop)}
         self._owner = calling_module(model, blocks)
@@ -288,8 +288,8 @@ class Applied:
         return {name: as_region(getattr(kind, name)) for name in names}
 
 
-def _offloader(strategy: Strategy, plan: Plan, weights: Callable[[], Iterable[Tensor]]) -> Offloader | None:
-    return Offloader(strategy.offloading, weights) if plan.offloads else None
+def _offloader(strategy: Strategy, weights: Callable[[], Iterable[Tensor]]) -> Offloader | None:
+    return None if strategy.offloading is None else Offloader(strategy.offloading, weights)
 
 
 def _unit(

@@ -19,6 +19,7 @@ from memsave_lib.formulas.blocks import (
     block_saved_bytes,
     block_terms,
     element_bytes,
+    offloaded_bytes,
     stack_saved_bytes,
 )
 from memsave_lib.formulas.language_models import (
@@ -71,6 +72,7 @@ __all__ = [
     "llama_terms",
     "loss_peak_bytes",
     "loss_terms",
+    "offloaded_bytes",
     "stack_peak_bytes",
     "stack_saved_bytes",
     "state_terms",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memsave_lib.arguments import whole_number
 from memsave_lib.plan import Plan
-from memsave_lib.strategies import OPS
+from memsave_lib.strategies import MIN_BYTES, OPS
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -127,16 +127,50 @@ def block_saved_bytes(shape: BlockShape, recompute_ops: Collection[str] = ()) ->
     return sum(block_terms(shape, recompute_ops).values())
 
 
-def stack_saved_bytes(plan: Plan, shape: BlockShape) -> int:
+def stack_saved_bytes(plan: Plan, shape: BlockShape, min_bytes: int = MIN_BYTES) -> int:
     """Saved bytes of a :class:`~memsave_lib.models.BlockStack` at the end of forward, under any plan.
 
     A kept block holds its own tensors, its input among them; a recomputed region holds its input only,
     however many blocks and nested regions it contains. Nothing is counted twice: each hidden state between
     two blocks is the input of the block behind it. The output of the last block is not saved: an addition
-    needs nothing for backward.
+    needs nothing for backward. What a plan offloads has left by then.
+
+    Args:
+        plan, shape: strategy and blocks.
+        min_bytes: of the strategy, if it offloads.
     """
-    kept = plan.actions.count("keep")
-    return kept * block_saved_bytes(shape, plan.recompute_ops) + plan.n_regions * shape.checkpoint_bytes
+    not_recomputed = plan.n_blocks - plan.actions.count("recompute")
+    here = not_recomputed * block_saved_bytes(shape, plan.recompute_ops) + plan.n_regions * shape.checkpoint_bytes
+    return here - offloaded_bytes(plan, shape, min_bytes) if plan.offloads else here
+
+
+def offloaded_bytes(plan: Plan, shape: BlockShape, min_bytes: int = MIN_BYTES) -> int:
+    """Bytes that one forward of a :class:`~memsave_lib.models.BlockStack` sends away, by an offloading plan.
+
+    Of an offloaded block every saved storage of at least ``min_bytes`` leaves, of an offloaded region its input; the
+    input of the whole stack stays, because whoever made it holds it.
+
+    Args:
+        plan: of any strategy; 0 bytes leave by one that does not offload.
+        shape: of the blocks and their input; dropout 0, no autocast.
+        min_bytes: of the strategy.
+    """
+    if shape.dropout or shape.autocast:
+        raise ValueError("what leaves is forecast for dropout 0 without autocast: other blocks save other storages")
+    # Queries, keys and values lie in one storage, but a batched matrix product copies its operands: attention that is
+    # written out keeps three, unless there is one sequence or one head.
+    written_out = shape.attention == "math" and "attention" not in plan.recompute_ops
+    operands = 3 if written_out and shape.batch > 1 and shape.heads > 1 else 1
+    pieces = {"norm 1 statistics": 2, "norm 2 statistics": 2, "queries, keys, values": operands}
+    sizes = [
+        size // pieces.get(name, 1)
+        for name, size in block_terms(shape, plan.recompute_ops).items()
+        for _ in range(pieces.get(name, 1))
+    ]
+    checkpoint = shape.checkpoint_bytes if shape.checkpoint_bytes >= min_bytes else 0
+    block = sum(size for size in sizes if size >= min_bytes)
+    others = plan.n_blocks - 1
+    return plan.offloaded_bytes([block - checkpoint, *[block] * others], [0, *[checkpoint] * others])
 
 
 def _attention_terms(shape: BlockShape) -> dict[str, int]:
