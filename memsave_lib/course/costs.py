@@ -1,0 +1,42 @@
+"""What a block of the course costs, on paper: the input of :func:`memsave_lib.simulate.simulate` without a run.
+
+For a model that is at hand, :func:`memsave_lib.profiling.block_costs` measures the same.
+"""
+
+from __future__ import annotations
+
+from memsave_lib.formulas import BlockShape, block_terms
+from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
+from memsave_lib.simulate import BlockCosts
+from memsave_lib.strategies import MIN_BYTES
+
+
+def saved_storages(shape: BlockShape) -> tuple[int, ...]:
+    """Bytes of each storage that a kept block saves, in the order of packing; the block's input is the first.
+
+    For blocks with fused attention and without dropout: queries, keys and values are one storage there.
+    """
+    if shape.attention != "sdpa" or shape.dropout or shape.autocast:
+        raise ValueError(f"the storages are listed for attention='sdpa', dropout 0 and no autocast only, got {shape}")
+    sizes: list[int] = []
+    for name, size in block_terms(shape).items():
+        sizes += [size // 2] * 2 if name.endswith("statistics") else [size]
+    return tuple(sizes)
+
+
+def paper_costs(shape: BlockShape, min_bytes: int = MIN_BYTES) -> BlockCosts:
+    """FLOPs of a block by closed form, and the storages of at least ``min_bytes`` that it would send away.
+
+    Forward: ``8h + 4f`` FLOPs a token and channel in the projections, ``24h`` for f = 4h, and ``kappa*s`` in attention.
+    Backward takes twice as much; a recomputation stops before the down-projection.
+    """
+    kappa = CAUSAL_ATTENTION if shape.causal else FULL_ATTENTION
+    down = 2 * shape.elements * shape.ffn
+    forward = shape.elements * (8 * shape.hidden + kappa * shape.seq_len) + 2 * down
+    return BlockCosts(
+        forward=forward,
+        backward=2 * forward,
+        recompute=forward - down,
+        saved=tuple(size for size in saved_storages(shape) if size >= min_bytes),
+        checkpoint=shape.checkpoint_bytes if shape.checkpoint_bytes >= min_bytes else 0,
+    )
