@@ -8,6 +8,7 @@ line styles repeat what the color says. Memory is drawn in binary units, with on
 from memsave_lib.plots.bars import block_terms, bytes_by_category, bytes_per_flop, predicted_and_measured
 from memsave_lib.plots.curves import Option, bytes_against, pareto_front, trade_off
 from memsave_lib.plots.drawing import LOOKS, Shown
+from memsave_lib.plots.lanes import stream_lanes
 from memsave_lib.plots.plans import plan_picture
 from memsave_lib.plots.timeline import memory_run, memory_timeline, place
 
@@ -25,5 +26,6 @@ __all__ = [
     "place",
     "plan_picture",
     "predicted_and_measured",
+    "stream_lanes",
     "trade_off",
 ]
