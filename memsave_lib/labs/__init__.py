@@ -7,6 +7,7 @@ about one lab, the rest is shared.
 
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Run, Slider
+from memsave_lib.labs.offload import offload_lab, offload_picture
 from memsave_lib.labs.selective import selective_lab
 
-__all__ = ["Job", "Lab", "LabConfig", "Prediction", "Run", "Slider", "selective_lab"]
+__all__ = ["Job", "Lab", "LabConfig", "Prediction", "Run", "Slider", "offload_lab", "offload_picture", "selective_lab"]

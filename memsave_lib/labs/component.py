@@ -132,17 +132,17 @@ class Lab:
 
     # In threads of their own
 
-    def _train(self, values: Values, stop: threading.Event) -> Trace:
+    def _train(self, values: Values, stop: threading.Event) -> tuple[Trace, str]:
         job = self.config.prepare(values)
         self._meter = MemoryMeter(job.model, stop=stop)
         try:
-            with apply(job.model, job.strategy), self._meter:
+            with apply(job.model, job.strategy) as applied, self._meter:
                 job.step()
         finally:
             job.model.zero_grad(set_to_none=True)
-        return self._meter.trace
+        return self._meter.trace, self.config.remark(applied.report) if self.config.remark else ""
 
-    def _follow(self, work: Future[Trace], values: Values, prediction: Prediction) -> None:
+    def _follow(self, work: Future[tuple[Trace, str]], values: Values, prediction: Prediction) -> None:
         """Draw the memory of a running step until it ends, then what came of it."""
         with _Guard(self):
             while wait([work], timeout=FRAME_SECONDS).not_done:
@@ -155,7 +155,7 @@ class Lab:
             elif error is not None:
                 self.fail(error)
             else:
-                self._finish(Run(values, prediction, work.result()))
+                self._finish(Run(values, prediction, *work.result()))
         self._stop.set()  # if drawing has failed, the step goes no further either
         wait([work])
         self._set_running(False)
@@ -170,21 +170,29 @@ class Lab:
 
     def _predict(self) -> None:
         """Redraw what depends on the sliders alone."""
-        along = self.config.along
-        choices = next(slider.choices for slider in self.config.sliders if slider.name == along)
         with self._pen:  # the values are read inside: whoever draws last draws the newest
             values = self.values
-            predictions = {number: self.config.predict({**values, along: number}) for number in choices}
-            here = predictions[values[along]]
-            curves = {"saved": {number: one.saved_bytes for number, one in predictions.items()}}
-            if here.peak_bytes is not None:
-                curves["peak"] = {number: one.peak_bytes for number, one in predictions.items()}
-            measured = self._measured_along(values, curves)
-            peak = "" if here.peak_bytes is None else f", peak of the whole step {exact_bytes(here.peak_bytes)}"
-            sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
-            shown = plots.bytes_against(along, curves, measured, values[along], "predicted memory", PREDICTION_INCHES)
+            shown, sentence = self._curves(values) if self.config.picture is None else self._picture(values)
             self.prediction.value = image(shown, sentence)
             self.predicted.value = paragraph(sentence)
+
+    def _picture(self, values: Values) -> tuple[plots.Shown, str]:
+        shown = self.config.picture(values)
+        return shown, f"Simulated at {setting(values)}. {shown.sentence}"
+
+    def _curves(self, values: Values) -> tuple[plots.Shown, str]:
+        along = self.config.along
+        choices = next(slider.choices for slider in self.config.sliders if slider.name == along)
+        predictions = {number: self.config.predict({**values, along: number}) for number in choices}
+        here = predictions[values[along]]
+        curves = {"saved": {number: one.saved_bytes for number, one in predictions.items()}}
+        if here.peak_bytes is not None:
+            curves["peak"] = {number: one.peak_bytes for number, one in predictions.items()}
+        measured = self._measured_along(values, curves)
+        peak = "" if here.peak_bytes is None else f", peak of the whole step {exact_bytes(here.peak_bytes)}"
+        sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
+        shown = plots.bytes_against(along, curves, measured, values[along], "predicted memory", PREDICTION_INCHES)
+        return shown, sentence
 
     def _measured_along(self, values: Values, names: Iterable[str]) -> dict[str, dict[int, int]]:
         """Measured bytes of the runs whose other values are these, for the rings on the curves."""
@@ -214,7 +222,9 @@ class Lab:
             for what, expected, found in run.comparisons
         ]
         where = plots.place(run.trace)
-        self._say(f"Run {len(self.runs)} at {setting(run.values)}: {'; '.join(measured)}. The peak is in {where}.")
+        remark = f" {run.remark}" if run.remark else ""
+        said = f"Run {len(self.runs)} at {setting(run.values)}: {'; '.join(measured)}. The peak is in {where}.{remark}"
+        self._say(said)
         self.table.value = table(self.runs)
 
     def fail(self, error: BaseException) -> None:

@@ -9,6 +9,8 @@ from functools import cached_property
 import ipywidgets as widgets
 from torch import nn
 
+from memsave_lib.plots import Shown
+from memsave_lib.runner import Report
 from memsave_lib.strategies import Strategy
 from memsave_lib.trace import Trace
 
@@ -39,6 +41,7 @@ class Prediction:
     saved_bytes: int
     peak_bytes: int | None  # of the whole step, parameters included; None where no formula covers it
     needed_bytes: int  # what the step will allocate: a run is refused when less is free
+    sent_bytes: int | None = None  # what leaves for the host or the disk; None where the lab is not about that
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,15 @@ class Job:
 
 @dataclass(frozen=True)
 class LabConfig:
-    """What is special about one lab."""
+    """What is special about one lab: curves ``along`` a slider, or a ``picture`` of its own."""
 
     sliders: tuple[Slider, ...]
     along: str  # the slider whose number is the x axis of the predicted curves
     predict: Callable[[Values], Prediction]
     prepare: Callable[[Values], Job]  # called in the worker thread
     free_bytes: Callable[[], int | None]  # None where it cannot be known
+    picture: Callable[[Values], Shown] | None = None  # drawn in place of the curves
+    remark: Callable[[Report], str] | None = None  # a sentence about what the strategy did in a run
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,18 @@ class Run:
     values: Values
     prediction: Prediction
     trace: Trace
+    remark: str = ""
 
     @property
     def measured(self) -> dict[str, int]:
-        return {"saved": self.trace.saved_bytes, "peak": self.trace.peak_bytes}
+        away = self.trace.host_peak_bytes + self.trace.disk_peak_bytes
+        return {"saved": self.trace.saved_bytes, "sent": away, "peak": self.trace.peak_bytes}
 
     @property
     def comparisons(self) -> list[tuple[str, int, int]]:
         """(what, predicted bytes, measured bytes) of everything that was predicted."""
-        predicted = {"saved": self.prediction.saved_bytes, "peak": self.prediction.peak_bytes}
+        one = self.prediction
+        predicted = {"saved": one.saved_bytes, "sent": one.sent_bytes, "peak": one.peak_bytes}
         return [(what, size, self.measured[what]) for what, size in predicted.items() if size is not None]
 
     @cached_property

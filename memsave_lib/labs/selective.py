@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from memsave_lib import formulas
-from memsave_lib.course.env import look_at_machine
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
-from memsave_lib.models import BlockStack
+from memsave_lib.labs.stack_step import StackStep, lengths_around
 from memsave_lib.strategies import Selective
 
 
@@ -30,38 +29,24 @@ def selective_lab(
             from 1 to the number of blocks.
         device: where the step runs. The peak is predicted on a CPU only.
     """
-    device = torch.device(device)
-    model = BlockStack(n_layers, hidden, heads).to(device)
+    stack = StackStep(n_layers, hidden, heads, batch_size, torch.device(device))
+    model = stack.build()
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
 
     def predict(values: Values) -> Prediction:
         plan = Selective(values["checkpoint_every"]).plan(n_layers)
-        shape = formulas.BlockShape(batch_size, values["seq_len"], hidden, heads, device=device.type)
+        shape = stack.shape(values["seq_len"])
         saved = formulas.stack_saved_bytes(plan, shape)
-        if device.type != "cpu":
+        if stack.device.type != "cpu":
             return Prediction(saved, None, needed_bytes=saved + parameter_bytes)
         step = formulas.stack_peak_bytes(plan, shape, loss="sum", input_requires_grad=False, new_gradients=True)
         return Prediction(saved, parameter_bytes + step, needed_bytes=step)
 
     def prepare(values: Values) -> Job:
-        model.zero_grad(set_to_none=True)
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(batch_size, values["seq_len"], hidden, generator=generator).to(device)
+        return Job(model, Selective(values["checkpoint_every"]), stack.prepare(model, values["seq_len"]))
 
-        def step() -> torch.Tensor:
-            loss = model(x).sum()
-            loss.backward()
-            return loss
-
-        return Job(model, Selective(values["checkpoint_every"]), step)
-
-    def free_bytes() -> int | None:
-        machine = look_at_machine()
-        return machine.gpu.free_bytes if device.type == "cuda" and machine.gpu else machine.host_free_bytes
-
-    lengths = tuple(sorted({max(8, seq_len * part // 4) for part in (1, 2, 4, 8, 16)}))
     sliders = (
-        Slider("seq_len", lengths, seq_len),
+        Slider("seq_len", lengths_around(seq_len), seq_len),
         Slider("checkpoint_every", range(1, max(n_layers, checkpoint_every, 2) + 1), checkpoint_every),
     )
-    return Lab(LabConfig(sliders, "checkpoint_every", predict, prepare, free_bytes))
+    return Lab(LabConfig(sliders, "checkpoint_every", predict, prepare, stack.free_bytes))

@@ -1,0 +1,96 @@
+"""The lab on offloading: the bandwidth of the link is a slider."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from memsave_lib import formulas, plots
+from memsave_lib.course.costs import paper_costs
+from memsave_lib.devices import Device
+from memsave_lib.labs.component import Lab
+from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
+from memsave_lib.labs.stack_step import StackStep, lengths_around
+from memsave_lib.runner import Report
+from memsave_lib.simulate import simulate
+from memsave_lib.strategies import FullCheckpoint, KeepAll, Offload
+
+#: What two cores of a laptop reach in training; the link's figures come from the slider.
+TWO_CORES = Device("two cores", flops=100e9)
+BANDWIDTH = "bandwidth in MB/s"
+BANDWIDTHS = (125, 250, 500, 1000, 2000, 4000, 8000, 16000)
+#: The two things that people offload.
+STRATEGIES = {"everything": KeepAll(), "checkpoints only": FullCheckpoint()}
+
+
+def offload_picture(
+    shape: formulas.BlockShape,
+    n_layers: int,
+    bandwidth: int,
+    prefetch: int,
+    device: Device = TWO_CORES,
+    seconds: bool = True,
+) -> plots.Shown:
+    """A step of the stack, simulated: everything offloaded above, checkpoints only below, on one clock.
+
+    Args:
+        shape, n_layers: of the stack.
+        bandwidth: of the link, MB/s each way.
+        prefetch: as in :class:`~memsave_lib.Offload`.
+        device: how fast it computes.
+        seconds: whether the sentence says them; the picture does.
+    """
+    linked = replace(device, copy_out=1e6 * bandwidth, copy_in=1e6 * bandwidth)
+    costs = [paper_costs(shape)] * n_layers
+    plans = {name: Offload(strategy).plan(n_layers) for name, strategy in STRATEGIES.items()}
+    timelines = {name: simulate(costs, plan, linked, prefetch=prefetch) for name, plan in plans.items()}
+    return plots.stream_lanes(timelines, seconds=seconds)
+
+
+def offload_lab(
+    n_layers: int,
+    hidden: int,
+    heads: int,
+    batch_size: int,
+    seq_len: int,
+    prefetch: int = 2,
+    bandwidth: int = 1000,
+    device: str | torch.device = "cpu",
+) -> Lab:
+    """A simulated step at the slider's bandwidth; Run trains a real one that sends everything to this machine's disk.
+
+    Args:
+        n_layers, hidden, heads: of the :class:`~memsave_lib.BlockStack`.
+        batch_size: sequences in the step.
+        seq_len, prefetch: where the sliders start; ``seq_len`` reaches from a quarter to four times that.
+        bandwidth: where its slider starts, MB/s; one of :data:`BANDWIDTHS`.
+        device: where the real step runs.
+    """
+    stack = StackStep(n_layers, hidden, heads, batch_size, torch.device(device))
+    model = stack.build()
+    parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    everything = Offload(store="disk")
+
+    def picture(values: Values) -> plots.Shown:
+        return offload_picture(stack.shape(values["seq_len"]), n_layers, values[BANDWIDTH], values["prefetch"])
+
+    def predict(values: Values) -> Prediction:
+        plan, shape = everything.plan(n_layers), stack.shape(values["seq_len"])
+        here, away = formulas.stack_saved_bytes(plan, shape), formulas.offloaded_bytes(plan, shape)
+        return Prediction(here, None, needed_bytes=here + away + parameter_bytes, sent_bytes=away)
+
+    def prepare(values: Values) -> Job:
+        strategy = replace(everything, prefetch=values["prefetch"])
+        return Job(model, strategy, stack.prepare(model, values["seq_len"]))
+
+    def remark(report: Report) -> str:
+        traffic = report.offload
+        return f"{traffic.moved.tensors} tensors left, {traffic.prefetch_hits} were on their way back when asked for."
+
+    sliders = (
+        Slider(BANDWIDTH, BANDWIDTHS, bandwidth),
+        Slider("seq_len", lengths_around(seq_len), seq_len),
+        Slider("prefetch", range(5), prefetch),
+    )
+    return Lab(LabConfig(sliders, "seq_len", predict, prepare, stack.free_bytes, picture, remark))

@@ -1,0 +1,126 @@
+"""The lab on offloading, driven in-process: the simulated picture follows the sliders, Run measures a real step."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import ipywidgets as widgets
+import pytest
+import torch
+
+import memsave_lib as ms
+from memsave_lib import formulas, plots
+from memsave_lib.course.costs import paper_costs
+from memsave_lib.devices import Device
+from memsave_lib.labs import Lab, offload_lab, offload_picture
+from memsave_lib.labs.component import PRESS_RUN
+from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS
+from memsave_lib.simulate import simulate
+from memsave_lib.units import exact_bytes
+
+SHAPE = dict(n_layers=4, hidden=64, heads=2, batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PRESS_RUN, raising=False)
+
+
+def read(widget: widgets.HTML) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", " ", widget.value)).strip()
+
+
+def rows(lab: Lab) -> list[list[str]]:
+    table = re.findall(r"<tr>(.*?)</tr>", lab.table.value)
+    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in table]
+
+
+def shape_at(seq_len: int) -> formulas.BlockShape:
+    return formulas.BlockShape(2, seq_len, 64, 2)
+
+
+def sentence_at(bandwidth: int, seq_len: int, prefetch: int) -> str:
+    """The two timelines, simulated by hand."""
+    device = Device("by hand", flops=1e11, copy_out=bandwidth * 1e6, copy_in=bandwidth * 1e6)
+    timelines = {}
+    for name, strategy in (("everything", ms.KeepAll()), ("checkpoints only", ms.FullCheckpoint())):
+        plan = ms.Offload(strategy).plan(4)
+        timelines[name] = simulate([paper_costs(shape_at(seq_len))] * 4, plan, device, prefetch=prefetch)
+    return plots.stream_lanes(timelines).sentence
+
+
+def test_sliders_move_the_simulated_picture_at_once() -> None:
+    lab = offload_lab(**SHAPE, seq_len=256)
+    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2}
+    seen = {lab.prediction.value}
+    for bandwidth, seq_len, prefetch in ((125, 256, 2), (16000, 512, 2), (16000, 512, 0), (2000, 1024, 4)):
+        values = {BANDWIDTH: bandwidth, "seq_len": seq_len, "prefetch": prefetch}
+        for name, value in values.items():
+            lab.sliders[name].value = value
+        assert read(lab.predicted) == (
+            f"Simulated at bandwidth in MB/s {bandwidth}, seq_len {seq_len}, prefetch {prefetch}. "
+            f"{sentence_at(bandwidth, seq_len, prefetch)}"
+        )
+        assert html.escape(read(lab.predicted)) in lab.prediction.value, "who cannot see it reads the same"
+        seen.add(lab.prediction.value)
+    assert len(seen) == 5
+
+
+def test_the_bandwidths_are_steps_of_two() -> None:
+    assert all(after == 2 * before for before, after in zip(BANDWIDTHS, BANDWIDTHS[1:], strict=False))
+    lab = offload_lab(**SHAPE, seq_len=256)
+    assert [value for _, value in lab.sliders[BANDWIDTH].options] == list(BANDWIDTHS)
+    assert (lab.sliders["prefetch"].min, lab.sliders["prefetch"].max) == (0, 4)
+
+
+@pytest.mark.parametrize(("seq_len", "prefetch"), [(256, 2), (256, 0), (64, 1)])
+def test_run_sends_what_was_predicted(seq_len: int, prefetch: int) -> None:
+    lab = offload_lab(**SHAPE, seq_len=256)
+    lab.sliders["seq_len"].value, lab.sliders["prefetch"].value = seq_len, prefetch
+    lab.run_button.click()
+    lab.wait()
+    (run,) = lab.runs
+    plan = ms.Offload().plan(4)
+    sent, saved = (of(plan, shape_at(seq_len)) for of in (formulas.offloaded_bytes, formulas.stack_saved_bytes))
+    assert (run.trace.disk_peak_bytes, run.trace.saved_bytes) == (sent, saved)
+    assert run.trace.host_peak_bytes == 0, "the disk it is"
+
+    stack, x = ms.BlockStack(4, 64, 2), torch.randn(2, seq_len, 64)
+    with ms.apply(stack, ms.Offload(store="disk", prefetch=prefetch)) as applied:
+        stack(x).sum().backward()
+    traffic = applied.report.offload
+    assert traffic.moved.bytes == sent
+    assert read(lab.status) == (
+        f"Run 1 at bandwidth in MB/s 1000, seq_len {seq_len}, prefetch {prefetch}: saved {exact_bytes(saved)}, 0 bytes "
+        f"off the prediction; sent {exact_bytes(sent)}, 0 bytes off the prediction. The peak is in "
+        f"{plots.place(run.trace)}. {traffic.moved.tensors} tensors left, {traffic.prefetch_hits} were on their way "
+        f"back when asked for."
+    )
+    assert (traffic.prefetch_hits == 0) == (prefetch == 0)
+    head, one = rows(lab)
+    assert head[4:10] == [
+        "saved, predicted", "saved, measured", "error, bytes", "sent, predicted", "sent, measured", "error, bytes",
+    ]  # fmt: skip
+    assert one[:4] == ["1", "1000", str(seq_len), str(prefetch)] and one[6] == one[9] == "0"
+
+
+def test_one_block_has_nothing_to_send() -> None:
+    lab = offload_lab(1, 64, 1, 1, seq_len=8)
+    assert read(lab.predicted).count("no copies") == 2
+    lab.run_button.click()
+    lab.wait()
+    assert lab.runs[0].measured["sent"] == 0
+
+
+def test_the_static_picture_shows_the_same_without_seconds() -> None:
+    with_seconds = offload_picture(shape_at(256), 4, 1000, 2)
+    assert with_seconds.sentence == sentence_at(1000, 256, 2)
+    without = offload_picture(shape_at(256), 4, 1000, 2, seconds=False)
+    assert "everything: " in without.sentence and " ms" not in without.sentence
+
+
+def test_a_lab_says_its_sliders() -> None:
+    assert repr(offload_lab(**SHAPE, seq_len=256)) == (
+        "A lab with sliders for bandwidth in MB/s and seq_len and prefetch: run this cell, move them, press Run."
+    )
