@@ -69,6 +69,7 @@ def simulate(
       their memory is taken when they are asked for.
     - Within a block the tensors are packed at even distances: the j-th of n after j/n of forward. Backward takes them
       back at the mirrored places: the last before it starts, the next after 1/n of it, and lets each go 1/n later.
+      (Autograd itself takes the tensors of one operation in the order in which that operation saved them.)
     - A recomputed region sends its input only, when forward enters the region, and takes it before it runs again.
 
     Args:
@@ -88,19 +89,13 @@ def simulate(
     whole_number("prefetch", prefetch, at_least=0)
     if link not in LINKS:
         raise ValueError(f'link is "host" or "disk", got {link!r}')
-    sends = any(is_offloaded(segment) for segment in plan.segments)
-    out, back = (device.need(name) for name in LINKS[link]) if sends else (math.inf, math.inf)
+    out, back = (device.need(name) for name in LINKS[link]) if plan.offloads else (math.inf, math.inf)
     step = _Step(costs, device.need("flops"), out, back, prefetch)
     step.forward(plan.segments)
     step.backward(plan.segments)
     return StreamTimeline(
         tuple(step.compute), tuple(step.copies_out), tuple(step.copies_in), tuple(step.stalls), step.peak
     )
-
-
-def is_offloaded(segment: Segment) -> bool:
-    """Whether what a segment holds between forward and backward is sent away."""
-    return getattr(segment, "offload", False)
 
 
 @dataclass
@@ -127,13 +122,13 @@ class _Step:
             if segment.recompute:
                 checkpoint = self.costs[segment.start].checkpoint
                 self._hold(checkpoint)
-                if is_offloaded(segment):
+                if segment.offload:
                     self._pack(segment.start, checkpoint)
                 for block in range(segment.start, segment.stop):
                     self._run("forward", block, self.costs[block].forward)
             else:
                 for block in range(segment.start, segment.stop):
-                    self._save("forward", block, self.costs[block].forward, send=is_offloaded(segment))
+                    self._save("forward", block, self.costs[block].forward, send=segment.offload)
         if self.gone < len(self.copies_out):
             last = self.copies_out[-1]
             self._wait(
@@ -145,13 +140,13 @@ class _Step:
     def backward(self, segments: Sequence[Segment]) -> None:
         for segment in reversed(segments):
             if segment.recompute:
-                if is_offloaded(segment):
+                if segment.offload:
                     self._take()
                 self._run_again(segment)
                 self.backward(segment.body())
             else:
                 for block in reversed(range(segment.start, segment.stop)):
-                    self._use(block, sent=is_offloaded(segment))
+                    self._use(block, sent=segment.offload)
 
     def _run_again(self, region: Segment) -> None:
         """A region's forward once more, up to its last saved tensor; what it saves is there for its backward.

@@ -62,7 +62,7 @@ def colored(shown: plots.Shown, color: str) -> int:
 
 
 def boxes(shown: plots.Shown, color: str, axis: int = 0) -> list[tuple[float, float]]:
-    """Left and right end of every box of this color, filled or outlined, as drawn; for axis 1 its upper and lower end."""
+    """Left and right end of every box of this color, filled or outlined, as drawn; for axis 1 upper and lower end."""
     found = []
     for collection in shown.figure.axes[0].collections:
         looks = [*collection.get_facecolor(), *collection.get_edgecolor()]

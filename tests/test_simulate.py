@@ -1,16 +1,19 @@
-"""The simulated timeline: exact by hand on three blocks, and the engine's rules on random stacks. Nothing runs here."""
+"""The simulated timeline: exact by hand on three blocks, and the engine's rules on random stacks."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memsave_lib as ms
 from memsave_lib.devices import Device
 from memsave_lib.lanes import Lanes, Span
 from memsave_lib.plan import BlockFlops, Plan, Segment
@@ -356,6 +359,41 @@ def test_lanes_of_a_measured_step_start_whenever_they_start():
     measured = Lanes(compute=(Span(101.5, 103.0, "forward", 0),), copy_out=(Span(102.0, 105.5, "out", 0, 7),))
     assert (measured.step_seconds, measured.compute_seconds, measured.stall_seconds) == (4.0, 1.5, 0.0)
     assert (Lanes().step_seconds, len(Lanes().frame())) == (0.0, 0)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+@pytest.mark.parametrize("strategy", [KeepAll(), FullCheckpoint(), Chunked(2), Selective(2)])
+def test_the_engine_sends_and_asks_in_the_simulated_order(strategy, prefetch):
+    """A real step of four small blocks, everything but the last offloaded. Its costs here: what it was seen to send.
+
+    Statistics of the norms stay (64 bytes each), as they do in larger models: then one operation only, attention, takes
+    back two storages, and in its own order.
+    """
+    strategy = Offload(strategy, min_bytes=1024, prefetch=prefetch)
+    stack = ms.BlockStack(4, hidden=16, heads=2)
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    with ms.apply(stack, strategy) as applied:
+        stack(x * 1).sum().backward()
+    measured = applied.report.offload.lanes
+    sent = {
+        block: [copy.nbytes for copy in copies] for block, copies in groupby(measured.copy_out, attrgetter("block"))
+    }
+    # A region sends its input alone, which is also what its first block saves first.
+    costs = [BlockCosts(1, 2, saved=tuple(sent.get(i, ())), checkpoint=sent.get(i, [0])[0]) for i in range(4)]
+    simulated = simulate(costs, strategy.plan(4), UNIT, prefetch=prefetch)
+    assert sent and travels(simulated.copy_out) == travels(measured.copy_out)
+    assert blocks_in_order(simulated.copy_in) == blocks_in_order(measured.copy_in)
+    assert sorted(travels(simulated.copy_in)) == sorted(travels(measured.copy_in))
+    if prefetch >= 2:  # both of attention's are on their way before it asks
+        assert travels(simulated.copy_in) == travels(measured.copy_in)
+
+
+def travels(copies):
+    return [(copy.block, copy.nbytes) for copy in copies]
+
+
+def blocks_in_order(copies):
+    return [block for block, _ in groupby(copies, attrgetter("block"))]
 
 
 @pytest.mark.parametrize(
