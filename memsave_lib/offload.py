@@ -12,8 +12,9 @@ once however many saved tensors share it, whole, as it lies in memory: expanded 
 strides.
 
 At most ``prefetch`` tensors are on their way out: before the next one leaves, computation waits until the oldest has
-arrived and lets its memory go, no earlier and no later, so that the peak is the same in every run. In backward, when a
-parcel is asked for, the next ``prefetch`` ones start back, in the reverse order of leaving.
+arrived and lets its memory go, no earlier and no later, so that the peak is the same in every run. The first
+``prefetch`` parcels start back when backward reaches the stack; whenever one is asked for, so do the next, in the
+reverse order of leaving.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,10 +66,9 @@ class Parcel:
     def bring_back(self, ticket: Ticket) -> Tensor:
         """The bytes as a one-dimensional tensor. They stay until each ticket of today has been served once."""
         if self._here is None:
-            if self._done_in == self._journey.backward:
-                self._journey.backward += 1  # asked again: the graph was retained, and this is its next backward
             with _aside():
-                self._traffic.count_asked(on_its_way=not self.start_back())
+                # Who asks again for what everybody has had is the next backward through a retained graph.
+                self._traffic.count_asked(on_its_way=not self.start_back(new_backward=True))
                 for ahead in self._journey.before(self._place, self._prefetch):
                     ahead.start_back()
                 self._here = self.deposit.take()
@@ -76,8 +77,14 @@ class Parcel:
         self._serve(ticket)
         return here
 
-    def start_back(self) -> bool:
-        """Begin to bring the bytes back; False if that has begun, or nobody is waiting for them any more."""
+    def start_back(self, new_backward: bool = False) -> bool:
+        """Begin to bring the bytes back; False if that has begun, or nobody is waiting for them any more.
+
+        Args:
+            new_backward: whoever was served has been served by an earlier backward.
+        """
+        if new_backward and self._done_in == self._journey.backward:
+            self._journey.backward += 1
         if self._here is not None or self._done_in == self._journey.backward:
             return False
         memory = self.deposit.start_back()
@@ -185,6 +192,16 @@ class Offloader:
             self._let_go(0)
             self._road.block = -1
 
+    def watch(self, output: Any) -> None:
+        """Begin to bring back as soon as backward reaches the stack: its ``output`` gets a gradient.
+
+        The regions that stay give the first parcels the time to come back.
+        """
+        tensors = (leaf for leaf in _compat.tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad)
+        last = next(tensors, None)
+        if last is not None and self._options.prefetch:
+            last.register_hook(partial(_start_first, self._road.journey, self._options.prefetch))
+
     def close(self) -> None:
         """Let the store end with its last parcel."""
         self._store = None
@@ -254,6 +271,12 @@ class Offloader:
             parcel = self._road.leaving.popleft()()
             if parcel is not None:
                 parcel.deposit.let_go()
+
+
+def _start_first(journey: Journey, prefetch: int, gradient: Tensor) -> None:
+    with _aside():
+        for parcel in journey.before(len(journey.parcels), prefetch):
+            parcel.start_back(new_backward=True)
 
 
 def _unpack(saved: Ticket | Held) -> Tensor:

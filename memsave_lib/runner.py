@@ -89,6 +89,8 @@ def run(blocks: Sequence[Callable[[Any], Any]], x: Any, strategy: Strategy) -> A
         for segment in plan.segments:
             with _unit(offloader, segment, segment.start, plan, x):
                 x = run_segments((segment,), stack, x)
+        if offloader is not None:
+            offloader.watch(x)
         return x
     for index, block in enumerate(blocks):
         if not isinstance(block, nn.Module):
@@ -207,11 +209,18 @@ class Applied:
         current = self._passes.stack[-1] if self._passes.stack else self._passes.outside
         index = self._position(block, current)
         current.cursor = index + 1
-        if current.chunk is not None:
+        if current.chunk is None:
+            output = self._lead(current, index, block, args, kwargs)
+        else:
             output = current.chunk.follow(index, args, kwargs)
             if not current.chunk.rests:
                 current.chunk = None
-            return output
+        if self._offloader is not None and index + 1 == self.plan.n_blocks:
+            self._offloader.watch(output)
+        return output
+
+    def _lead(self, current: _Pass, index: int, block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run a block, or the region that starts with it."""
         segment = self._segments[index]
         if not torch.is_grad_enabled():
             return self._original(index, *args, **kwargs)

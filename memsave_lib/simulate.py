@@ -64,9 +64,9 @@ def simulate(
     - Tensors leave in the order in which they are packed, one after the other, on a lane of their own. Packing a tensor
       first waits until the one packed ``prefetch`` tensors earlier has left, and lets go of it; with ``prefetch=0`` a
       tensor's own copy is waited for on the spot. At the end of forward computation waits for what is still leaving.
-    - Backward takes tensors in reverse. Taking one asks for it, if that has not been done yet, and for the ``prefetch``
-      tensors that come next, and then waits until it is back. Copies back have a lane of their own, in order of asking;
-      their memory is taken when they are asked for.
+    - Backward takes tensors in reverse. As it begins, the first ``prefetch`` start back. Taking one asks for it,
+      if that has not been done yet, and for the ``prefetch`` tensors that come next, and then waits until it is back.
+      Copies back have a lane of their own, in order of asking; their memory is taken when they are asked for.
     - Within a block the tensors are packed at even distances: the j-th of n after j/n of forward. Backward takes them
       back at the mirrored places: the last before it starts, the next after 1/n of it, and lets each go 1/n later.
       (Autograd itself takes the tensors of one operation in the order in which that operation saved them.)
@@ -92,6 +92,7 @@ def simulate(
     out, back = (device.need(name) for name in LINKS[link]) if plan.offloads else (math.inf, math.inf)
     step = _Step(costs, device.need("flops"), out, back, prefetch)
     step.forward(plan.segments)
+    step.start_first()
     step.backward(plan.segments)
     return StreamTimeline(
         tuple(step.compute), tuple(step.copies_out), tuple(step.copies_in), tuple(step.stalls), step.peak
@@ -207,11 +208,19 @@ class _Step:
         self._hold(-copy.nbytes)
         self.gone += 1
 
-    def _take(self) -> None:
-        while len(self.copies_in) < min(self.taken + 1 + self.prefetch, len(self.copies_out)):
+    def start_first(self) -> None:
+        """Backward begins: the first tensors that it will take start back, if any may come ahead of use."""
+        self._ask(self.prefetch)
+
+    def _ask(self, count: int) -> None:
+        """Have the first ``count`` copies back under way."""
+        while len(self.copies_in) < min(count, len(self.copies_out)):
             packed = self.copies_out[-1 - len(self.copies_in)]
             self._hold(packed.nbytes)
             self.copies_in.append(self._copy("in", self.copies_in, self.bandwidth_in, packed.block, packed.nbytes))
+
+    def _take(self) -> None:
+        self._ask(self.taken + 1 + self.prefetch)
         copy = self.copies_in[self.taken]
         self._wait(copy.end, "returning", copy.block, copy.nbytes)
         self.taken += 1

@@ -6,22 +6,30 @@ on a busy machine drifts for both. Nothing here is a test; a ratio above its aim
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.checkpoint import checkpoint
 
 import memsave_lib as ms
 from memsave_lib._compat import TorchDispatchMode
 from memsave_lib.models import hugging_face_checkpointing
+from memsave_lib.stores import NullStore
+from memsave_lib.stores.slab import Extent, Slab
 
 Work = Callable[[], object]
 
@@ -153,6 +161,115 @@ def metered_step() -> Ratio:
     return paired("step at the course's size: metered / plain", metered, step, aim=1.3, pairs=9)
 
 
+def engine_alone() -> Ratio:
+    """Every saved tensor goes through the offload engine, but none is copied."""
+    model, x = ms.BlockStack(6, 256, 4), torch.randn(4, 256, 256)
+    plain_model = ms.BlockStack(6, 256, 4)
+    with ms.apply(model, ms.Offload(store=NullStore(), keep_last=0)):
+        return paired(
+            "step: Offload to a store that moves nothing / plain",
+            train_step(model, lambda: model(x).square().mean()),
+            train_step(plain_model, lambda: plain_model(x).square().mean()),
+            aim=1.05,
+        )
+
+
+@contextmanager
+def busy_disk(chunk_bytes: int) -> Iterator[Callable[[], float]]:
+    """Two threads that write and read without end, as a disk store's do at their busiest; yields a function that says
+    how many seconds a written and read byte took so far."""
+    slab, stop, moved = Slab(Path(tempfile.gettempdir())), threading.Event(), [0, 0]
+    extent = slab.reserve(chunk_bytes)
+    buffers = [memoryview(bytearray(chunk_bytes)) for _ in range(2)]
+    slab.write(extent, buffers[0])
+
+    def work(lane: int, move: Callable[[Extent, memoryview], None]) -> None:
+        while not stop.is_set():
+            move(extent, buffers[lane])
+            moved[lane] += chunk_bytes
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate((slab.write, slab.read))]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    try:
+        yield lambda: sum((time.perf_counter() - begin) / max(bytes_, 1) for bytes_ in moved)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        slab.close()
+
+
+DISK_SHAPE = (4, 512, 512)  # batch, positions, width: saved tensors of 4 to 16 MiB
+
+
+def disk_step(pairs: int = 5) -> Ratio:
+    """DiskStore's step / max(the step's computation while two threads keep the disk busy, its bytes at their rate)."""
+    model, x = ms.BlockStack(6, DISK_SHAPE[-1], 8), torch.randn(DISK_SHAPE)
+    step = train_step(model, lambda: model(x).square().mean())
+    ratios = []
+    for _ in range(pairs + 1):
+        with ms.apply(model, ms.Offload(store="disk", prefetch=4)) as applied:
+            step()
+            ours = seconds(step)
+            moved = applied.report.offload.moved.bytes / 2  # of one of the two steps
+        with ms.apply(model, ms.Offload(store=NullStore())), busy_disk(8 * 2**20) as seconds_a_byte:
+            computation = seconds(step)
+            copies = moved * seconds_a_byte()
+        ratios.append(ours / max(computation, copies))
+    ratios = sorted(ratios[1:])
+    what = f"DiskStore's step ({moved / 2**20:.0f} MiB out and back) / the ideal max(computation, copies)"
+    return Ratio(what, statistics.median(ratios), (ratios[0], ratios[-1]), aim=1.2)
+
+
+class FileOfOne:
+    """A tensor in a file of its own that is deleted with the object, as PyTorch's tutorial on hooks has it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.name = os.path.join(tempfile.gettempdir(), f"memsave-bench-{uuid.uuid4()}")
+        torch.save(tensor, self.name)
+
+    def __del__(self) -> None:
+        os.remove(self.name)
+
+    def load(self) -> Tensor:
+        return torch.load(self.name)
+
+
+def against_files() -> Ratio:
+    model, x = ms.BlockStack(4, DISK_SHAPE[-1], 8), torch.randn(DISK_SHAPE)
+    files_model = ms.BlockStack(4, DISK_SHAPE[-1], 8)
+
+    def with_files() -> None:
+        files_model.zero_grad(set_to_none=True)
+        with saved_tensors_hooks(FileOfOne, FileOfOne.load):
+            loss = files_model(x).square().mean()
+        loss.backward()
+
+    with ms.apply(model, ms.Offload(store="disk", keep_last=0, min_bytes=0, prefetch=4)):
+        return paired(
+            "step: DiskStore / a file for each saved tensor, saved and loaded on the spot",
+            train_step(model, lambda: model(x).square().mean()),
+            with_files,
+            aim=0.667,
+            pairs=5,
+        )
+
+
+def host_pool() -> Ratio:
+    """Buffers made after the first step / buffers used: the misses of the pool."""
+    model, x = ms.BlockStack(6, 256, 4), torch.randn(4, 256, 256)
+    step, store = train_step(model, lambda: model(x).square().mean()), ms.HostStore()
+    with ms.apply(model, ms.Offload(store=store)):
+        step()
+        first = store.pool_misses
+        for _ in range(4):
+            step()
+    missed = (store.pool_misses - first) / (store.pool_hits + store.pool_misses - first)
+    return Ratio("HostStore: buffers made / buffers used, after the first step", missed, (missed, missed), aim=0.05)
+
+
 def import_cost(pairs: int = 5) -> Ratio:
     def importing(modules: str) -> float:
         command = f"import time; t = time.perf_counter(); import {modules}; print(time.perf_counter() - t)"
@@ -166,7 +283,17 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(min(2, torch.get_num_threads()))
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians, with the middle half of the runs")
-    benches = (against_hand_written_loop, against_hugging_face_switch, overhead_an_op, metered_step, import_cost)
+    benches = (
+        against_hand_written_loop,
+        against_hugging_face_switch,
+        overhead_an_op,
+        metered_step,
+        engine_alone,
+        disk_step,
+        against_files,
+        host_pool,
+        import_cost,
+    )
     for bench in benches:
         print(bench(), flush=True)
 

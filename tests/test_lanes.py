@@ -23,9 +23,9 @@ MIB = 2**20
 UNIT = Device("unit", flops=1, copy_out=MIB, copy_in=MIB)
 COSTS = [BlockCosts(forward=4, backward=8, recompute=3, saved=(MIB, 3 * MIB), checkpoint=MIB)] * 3
 BLOCKING = simulate(COSTS, Offload().plan(3), UNIT, prefetch=0)
-PREFETCHED = simulate(COSTS, Offload().plan(3), UNIT, prefetch=2)
+PREFETCHED = simulate(COSTS, Offload(keep_last=0).plan(3), UNIT, prefetch=2)
 KEPT = simulate(COSTS, KeepAll().plan(3), UNIT)
-CHECKPOINTS = simulate(COSTS, Offload(FullCheckpoint()).plan(3), UNIT)
+CHECKPOINTS = simulate(COSTS, Offload(FullCheckpoint(), keep_last=0).plan(3), UNIT)
 
 
 def measured(late: float = 0.0) -> Lanes:
@@ -172,8 +172,8 @@ def test_the_sentence_holds_the_sums():
         "kept: step 36.0 s, without a wait; no copies; "
         "at most 12.0 MiB (12,582,912 bytes) of saved activations held. "
         "checkpoints: step 46.0 s, of which 1.00 s in 1 wait; "
-        "2 copies out, 2.00 MiB (2,097,152 bytes), and 2 back, 2.00 MiB (2,097,152 bytes); "
-        "at most 5.00 MiB (5,242,880 bytes) of saved activations held."
+        "3 copies out, 3.00 MiB (3,145,728 bytes), and 3 back, 3.00 MiB (3,145,728 bytes); "
+        "at most 6.00 MiB (6,291,456 bytes) of saved activations held."
     )
 
 
