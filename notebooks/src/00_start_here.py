@@ -28,6 +28,14 @@
 # import sys; sys.path.insert(0, "..")
 # ```
 #
+# The library has a self-test for GPUs: streams, page-locked memory, random numbers, CUDA's formulas. It has not been run
+# on a GPU yet; you may be the first. It takes another cell:
+#
+# ```python
+# !pip install -q pytest hypothesis
+# !cd .. && python -m pytest -q -m gpu tests
+# ```
+#
 # </details>
 
 # %%
