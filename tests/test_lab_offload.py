@@ -11,7 +11,7 @@ import torch
 
 import memsave_lib as ms
 from memsave_lib import formulas, plots
-from memsave_lib.course.costs import paper_costs
+from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs import Lab, offload_lab, offload_picture
 from memsave_lib.labs.component import PRESS_RUN
@@ -46,7 +46,7 @@ def sentence_at(bandwidth: int, seq_len: int, prefetch: int) -> str:
     timelines = {}
     for name, strategy in (("everything", ms.KeepAll()), ("checkpoints only", ms.FullCheckpoint())):
         plan = ms.Offload(strategy).plan(4)
-        timelines[name] = simulate([paper_costs(shape_at(seq_len))] * 4, plan, device, prefetch=prefetch)
+        timelines[name] = simulate(stack_costs(shape_at(seq_len), 4), plan, device, prefetch=prefetch)
     return plots.stream_lanes(timelines).sentence
 
 

@@ -120,6 +120,16 @@ def test_costs_on_paper_are_those_that_are_counted() -> None:
     assert costs.paper_costs(BlockShape(1, 8, 64, 1)).checkpoint == 0
 
 
+def test_the_input_of_a_stack_does_not_travel() -> None:
+    for shape in SHAPES:
+        for strategy in (ms.KeepAll(), ms.FullCheckpoint()):
+            plan = ms.Offload(strategy).plan(4)
+            each = costs.stack_costs(shape, 4)
+            sent = plan.offloaded_bytes([sum(cost.saved) for cost in each], [cost.checkpoint for cost in each])
+            assert sent == formulas.offloaded_bytes(plan, shape)
+    assert len(costs.stack_costs(SHAPES[0], 1)) == 1
+
+
 def test_storages_are_refused_where_they_are_others() -> None:
     with pytest.raises(ValueError, match="dropout 0 and no autocast only, got BlockShape"):
         costs.saved_storages(BlockShape(1, 8, 64, 1, attention="math"))

@@ -5,6 +5,8 @@ For a model that is at hand, :func:`memsave_lib.profiling.block_costs` measures 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsave_lib.formulas import BlockShape, block_terms
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
 from memsave_lib.simulate import BlockCosts
@@ -40,3 +42,10 @@ def paper_costs(shape: BlockShape, min_bytes: int = MIN_BYTES) -> BlockCosts:
         saved=tuple(size for size in saved_storages(shape) if size >= min_bytes),
         checkpoint=shape.checkpoint_bytes if shape.checkpoint_bytes >= min_bytes else 0,
     )
+
+
+def stack_costs(shape: BlockShape, n_layers: int, min_bytes: int = MIN_BYTES) -> list[BlockCosts]:
+    """The same for each block of a stack, whose input does not travel: whoever called the stack holds it."""
+    cost = paper_costs(shape, min_bytes)
+    first = replace(cost, saved=cost.saved[1:] if cost.checkpoint else cost.saved, checkpoint=0)
+    return [first, *[cost] * (n_layers - 1)]

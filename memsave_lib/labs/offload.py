@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from memsave_lib import formulas, plots
-from memsave_lib.course.costs import paper_costs
+from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
@@ -42,7 +42,7 @@ def offload_picture(
         seconds: whether the sentence says them; the picture does.
     """
     linked = replace(device, copy_out=1e6 * bandwidth, copy_in=1e6 * bandwidth)
-    costs = [paper_costs(shape)] * n_layers
+    costs = stack_costs(shape, n_layers)
     plans = {name: Offload(strategy).plan(n_layers) for name, strategy in STRATEGIES.items()}
     timelines = {name: simulate(costs, plan, linked, prefetch=prefetch) for name, plan in plans.items()}
     return plots.stream_lanes(timelines, seconds=seconds)
