@@ -128,7 +128,7 @@ class Twin(Streams):
     ) -> None:
         self.violations: list[str] = []
         self.copies = 0
-        self._random, self._left_out, self._slowest = random.Random(seed), frozenset(left_out), slowest
+        self._random, self._left_out, self.slowest = random.Random(seed), frozenset(left_out), slowest
         self._run_ahead = run_ahead
         self._due = 0.0
         self._reads: defaultdict[int, set[int]] = defaultdict(set)  # buffer -> copies back that have not ended
@@ -149,7 +149,7 @@ class Twin(Streams):
     # What the engine asks for
 
     def mark(self) -> _ComputeMark:
-        self._due = max(self._due, time.perf_counter() + self._delay(2))
+        self._due = max(self._due, time.perf_counter() + self.delay(2))
         return _ComputeMark(self._due)
 
     def start_copy(self, back: bool, source: Tensor, destination: Tensor, after: Mark | None = None) -> Copying:
@@ -168,7 +168,7 @@ class Twin(Streams):
             buffer,
             computed,
             waits,
-            self._delay(int(back)),
+            self.delay(int(back)),
             _LaneMark(back),
             _LaneMark(back),
         )
@@ -225,9 +225,9 @@ class Twin(Streams):
         if task.destination.gone or task.source.gone:
             self.violations.append(f"memory was let go while a copy {way} used it")
 
-    def _delay(self, kind: int) -> float:
+    def delay(self, kind: int) -> float:
         # The order of the two lanes changes most where some copies come at once and some are slow.
-        return self._random.choice((0.0, self._random.random(), 1.0)) * self._slowest[kind]
+        return self._random.choice((0.0, self._random.random(), 1.0)) * self.slowest[kind]
 
 
 class TwinStore(HostStore):
