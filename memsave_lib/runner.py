@@ -169,7 +169,7 @@ class Applied:
             region_forwards=self._counts.region_forwards,
             region_recomputes=self._counts.region_recomputes,
             block_recomputes=self._counts.block_recomputes,
-            offload=self._offloader and self._offloader.traffic,
+            offload=self._offloader and self._offloader.traffic.snapshot(),
         )
 
     def remove(self) -> None:

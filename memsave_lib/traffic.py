@@ -55,6 +55,8 @@ class Journey:
         compute = [Span(a.seconds() - zero, b.seconds() - zero, "forward", block) for block, a, b in self.forwards]
         out, back, stalls, asked = [], [], [], []
         for block, trip in list(self.trips):
+            if trip.failed():
+                continue
             start, end = (seconds - zero for seconds in trip.seconds())
             (back if trip.back else out).append(Span(start, end, "in" if trip.back else "out", block, trip.nbytes))
             if trip.waited_from is None:
@@ -89,6 +91,12 @@ class Traffic:
     prefetch_hits: int = 0  # asked for when on its way back already
     prefetch_misses: int = 0
     last: Journey = field(default_factory=Journey, repr=False)
+
+    def snapshot(self) -> Traffic:
+        """The counts as they are now."""
+        skipped = defaultdict(Tally, {reason: replace(tally) for reason, tally in self.skipped.items()})
+        tallies = {name: replace(getattr(self, name)) for name in ("packed", "moved", "deduplicated", "returned")}
+        return replace(self, skipped=skipped, **tallies)
 
     @property
     def lanes(self) -> Lanes:

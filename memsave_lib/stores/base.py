@@ -21,6 +21,10 @@ class Trip:
     copying: Future[Copying] | Copying
     waited_from: Mark | None = None
 
+    def failed(self) -> bool:
+        """Whether the copy was called off or ended with an error; waits for its end."""
+        return isinstance(self.copying, Future) and (self.copying.cancelled() or self.copying.exception() is not None)
+
     def seconds(self) -> tuple[float, float]:
         """Start and end of the copy on the clock of ``time.perf_counter``; waits for its end."""
         copying = self.copying.result() if isinstance(self.copying, Future) else self.copying
@@ -94,18 +98,24 @@ class NullStore(Store):
 
 class _NullDeposit(Deposit):
     def __init__(self, source: Tensor, sizes: dict[int, int]) -> None:
-        self._source, self._sizes = source, sizes
+        self._source, self._sizes, self._on_its_way = source, sizes, False
         self.out = Trip(False, source.nbytes, Copying(Moment.now(), Moment.now()))
         sizes[id(self)] = source.nbytes
 
     def let_go(self) -> None:
         pass
 
-    def start_back(self) -> None:
+    def start_back(self) -> Tensor | None:
+        if self._on_its_way:
+            return None
+        self._on_its_way = True
         self.back = Trip(True, self._source.nbytes, Copying(Moment.now(), Moment.now()))
+        return self._source
 
     def take(self) -> Tensor:
         self.start_back()
+        self._on_its_way = False
+        self.back.waited_from = Moment.now()
         return self._source
 
     def close(self) -> None:
