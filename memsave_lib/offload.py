@@ -150,7 +150,8 @@ class _Road(threading.local):
 
     journey: Journey = field(default_factory=Journey)
     block: int = -1
-    stay: dict[int, str] = field(default_factory=dict)  # id of a storage that does not travel -> why
+    # Storages that do not travel, by id, and why; a dead one's number may belong to another by now.
+    stay: dict[int, tuple[weakref.ref[torch.UntypedStorage], str]] = field(default_factory=dict)
     leaving: deque[weakref.ref[Parcel]] = field(default_factory=deque)
 
 
@@ -197,8 +198,9 @@ class Offloader:
 
         The regions that stay give the first parcels the time to come back.
         """
-        tensors = (leaf for leaf in _compat.tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad)
-        last = next(tensors, None)
+        tensors = (leaf for leaf in _compat.tree_flatten(output)[0] if isinstance(leaf, Tensor))
+        # A leaf that is handed through is the caller's own, and would keep its hook for good.
+        last = next((tensor for tensor in tensors if tensor.grad_fn is not None), None)
         if last is not None and self._options.prefetch:
             last.register_hook(partial(_start_first, self._road.journey, self._options.prefetch))
 
@@ -212,9 +214,9 @@ class Offloader:
         self._road.leaving.clear()
         # What the first block is handed is held by whoever made it; the output of an operation dies with the graph.
         inputs = (tensor for tensor in tensors if tensor.grad_fn is None)
-        self._road.stay = dict.fromkeys(_storages(inputs), "input") | dict.fromkeys(
-            _storages(self._weights()), "parameter"
-        )
+        self._road.stay = {id(storage): (weakref.ref(storage), "input") for storage in _storages(inputs)} | {
+            id(storage): (weakref.ref(storage), "parameter") for storage in _storages(self._weights())
+        }
 
     def _pack(self, tensor: Tensor) -> Ticket | Held:
         with _aside():
@@ -236,7 +238,10 @@ class Offloader:
         owner = tensor if tensor._base is None else tensor._base
         if isinstance(owner, nn.Parameter):
             return "parameter"
-        reason = self._road.stay.get(id(tensor.untyped_storage()))
+        storage = tensor.untyped_storage()
+        named, reason = self._road.stay.get(id(storage), (lambda: None, None))
+        if named() is not storage:
+            reason = None
         if reason is None and owner.is_leaf and owner.requires_grad:
             reason = "input"
         if reason is None and (nbytes < self._options.min_bytes or nbytes == 0):
@@ -289,8 +294,8 @@ def _forget(known: dict[int, _Known], key: int, storage: weakref.ref[torch.Untyp
         del known[key]
 
 
-def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
-    return (id(tensor.untyped_storage()) for tensor in tensors if tensor.layout is torch.strided)
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    return (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
 
 
 def _aside() -> AbstractContextManager[None]:

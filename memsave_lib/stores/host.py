@@ -106,11 +106,11 @@ class _Pool:
         """A buffer of the size and type of ``like``, whose own memory has its size too."""
         if self._closed:
             raise RuntimeError("this HostStore was closed: make a new one")
-        spare = self._free.get(_kind(like))
-        if spare:
+        try:
+            # Asking first would not do: another thread may take the last one in between.
+            buffer = self._free[_kind(like)].pop()
             self.hits += 1
-            buffer = spare.pop()
-        else:
+        except (KeyError, IndexError):
             buffer = self._make(like)
             if buffer is None:
                 return None
