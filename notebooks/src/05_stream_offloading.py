@@ -1,0 +1,480 @@
+# %% [markdown]
+# # 05 Stream offloading
+#
+# Instead of computing saved activations again, you can send them to the host's memory or to a disk, and have them back in
+# time. That costs waiting, and waiting can be hidden.
+#
+# **After these 30 minutes you can**
+#
+# - read a timeline of computation and copies, and say who waits for whom;
+# - say when a copy hides behind computation;
+# - say why the peak may stay when checkpoints leave;
+# - name four ways in which offloading corrupts gradients or saves nothing.
+
+# %%
+import errno
+import weakref
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pandas as pd
+import torch
+from IPython.display import display
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import memsave_lib as ms
+from memsave_lib import devices, formulas, held, labs
+from memsave_lib.course import costs, disk_memory, long_text, offload_checks, peers
+from memsave_lib.course.env import setup
+from memsave_lib.simulate import simulate
+from memsave_lib.units import human_bytes
+
+# %% tags=["parameters"]
+seq_len = 512
+checkpoint_every = 2
+n_layers = 6
+hidden = 256
+batch_size = 2
+steps = 2
+device = "auto"
+
+# %%
+here = setup(
+    seq_len=seq_len,
+    checkpoint_every=checkpoint_every,
+    n_layers=n_layers,
+    hidden=hidden,
+    batch_size=batch_size,
+    steps=steps,
+    device=device,
+)
+shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
+stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
+print(here)
+
+# %% [markdown]
+# ## 1. Send it away and bring it back
+#
+# *How much code does it take?* PyTorch hands each tensor that autograd saves to a function of yours and keeps what that
+# returns; in backward a second function turns it into the tensor again. `send` and `bring_back` are all you need.
+# Explainers show something else: a Module with a `backward` method.
+#
+# **Predict** for each: how many tensors inside a block are alive after forward, and do weights leave too? **Measure** with
+# weak references, witnesses that keep nothing alive. (Without a GPU, copies lie in the same memory, which stands in for
+# the host's.)
+
+
+# %%
+def send(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    return tensor.device, tensor.to("cpu", copy=True)
+
+
+def bring_back(ticket: tuple[torch.device, Tensor]) -> Tensor:
+    return ticket[1].to(ticket[0])
+
+
+class FromTheExplainer(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.backward_calls = block, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.block(x)
+        self.away = output.detach().to("cpu", copy=True)
+        return output
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        self.backward_calls += 1
+        return gradient
+
+
+# %%
+block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
+explained, witnesses = FromTheExplainer(block), {}
+for layer in block.children():
+    layer.register_forward_hook(lambda n, _, out: witnesses.update({n: weakref.ref(out.untyped_storage())}))
+
+
+def with_hooks() -> Tensor:
+    with saved_tensors_hooks(send, bring_back):
+        return block(x)
+
+
+for name, run in {"keep all": lambda: block(x), "hooks": with_hooks, "explainer": lambda: explained(x)}.items():
+    loss = run().sum()
+    alive = sum(witness() is not None for witness in witnesses.values())
+    loss.backward()
+    print(f"{name:<10} {alive} of {len(witnesses)} layers' outputs are alive after forward")
+print(f"FromTheExplainer.backward was called {explained.backward_calls} times")
+
+# %%
+weights = {parameter.untyped_storage().data_ptr() for parameter in stack.parameters()}
+sent = {"activations": 0, "weights": 0}
+
+
+def send_and_count(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    sent["weights" if tensor.untyped_storage().data_ptr() in weights else "activations"] += tensor.nbytes
+    return send(tensor)
+
+
+with saved_tensors_hooks(send_and_count, bring_back):
+    loss = stack(x).sum()
+loss.backward()
+print("hooks:", ", ".join(f"{human_bytes(size)} of {kind}" for kind, size in sent.items()))
+with ms.apply(stack, ms.Offload()) as applied:
+    stack(x).sum().backward()
+print(f"ms.Offload(): {applied.report.offload}")
+
+# %% [markdown]
+# Autograd walks through operations, not Modules: nobody calls that `backward`. The graph still holds every tensor, and a copy
+# has come on top. Claim A6, that such code offloads, is false.
+#
+# Hooks free, but they also send weights, which are alive anyway: a copy costs memory and saves none. `ms.Offload()` leaves
+# those, small tensors, the stack's input, and the last block, which backward wants at once. Shared storages travel once.
+#
+# ### Exercise: the bytes that leave
+#
+# *Difficulty 1 of 3, 10 minutes.* `sizes` are the bytes that each block saves, its input first. Three things stay: tensors
+# below 65,536 bytes, the last `keep_last` blocks, the first block's input. How many bytes leave?
+
+# %%
+sizes = list(costs.saved_storages(shape))
+print(f"each block saves {len(sizes)} storages: {', '.join(human_bytes(size) for size in sizes)}")
+
+
+def bytes_that_leave(sizes: list[int], n_layers: int, keep_last: int) -> int:
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    total = 0
+    for block in range(n_layers - keep_last):
+        for position, size in enumerate(sizes):
+            if size >= 65536 and (block, position) != (0, 0):
+                total += size
+    return total
+    # </exercise>
+
+
+print(offload_checks.check_bytes_that_leave(bytes_that_leave, here))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Two loops: over the blocks that leave, `range(n_layers - keep_last)`, and over the sizes. Which of them do not count?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
+# ## 2. Blocking, overlapped, prefetched
+#
+# *The same bytes three times: who waits?* `prefetch=n` lets n tensors leave, or come back ahead of use, while computation
+# goes on. With 0 each copy is waited for on the spot. **Predict** how many are on their way already when backward asks.
+#
+# First measured, with this machine's disk and threads. Then **simulated**, not yet run on a GPU: a T4 by cited figures,
+# blocks of width 4,096, 4,096 tokens in half precision.
+
+# %%
+measured = {}
+for prefetch in (0, 2, 4):
+    with ms.apply(stack, ms.Offload(store="disk", prefetch=prefetch)) as applied:
+        stack(x).sum().backward()
+    traffic = applied.report.offload
+    measured[f"prefetch={prefetch}"] = traffic.lanes
+    moved = f"{traffic.moved.tensors} tensors left, {human_bytes(traffic.moved.bytes)}"
+    print(f"prefetch={prefetch}: {moved}; {traffic.prefetch_hits} were on their way back when asked for")
+ms.plots.stream_lanes(measured, seconds=False)
+
+# %%
+large = formulas.BlockShape(1, 4096, 4096, 32, dtype="float16", device="cuda")
+blocks, plan = costs.stack_costs(large, here.n_layers), ms.Offload().plan(here.n_layers)
+timelines = {f"T4, prefetch={n}": simulate(blocks, plan, devices.T4, prefetch=n) for n in (0, 2, 4)}
+for name, one in timelines.items():
+    print(f"{name}: waits {len(one.stalls)} times, {one.stall_seconds / one.step_seconds:.1%} of the step")
+ms.plots.stream_lanes(timelines, seconds=False)
+
+# %% [markdown]
+# With 0, copies and computation never run together. With 2, nearly all waiting is gone, for the memory of a few tensors under
+# way. (On a CPU copying takes a core from computing: a busy machine draws another picture.)
+#
+# ### Your turn: the lab
+#
+# *How slow may the link be before red appears?* Your stack on a machine of 100 GFLOP/s, simulated: sliders change the
+# picture at once. *Run* trains a real, metered step with your own disk.
+
+# %%
+labs.offload_picture(shape, here.n_layers, bandwidth=1000, prefetch=2, seconds=False)
+
+# %%
+labs.offload_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, device=here.device)
+
+# %% [markdown]
+# ## 3. When does it hide?
+#
+# A block of width *h* computes 24*h*² + κ*sh* FLOPs a token (κ = 2 for causal attention, 4 for full) and sends γ*h* bytes a
+# token. With *F* FLOP/s and *B* bytes/s the copy hides exactly when
+#
+# $$24h + \kappa s \ge \gamma F / B.$$
+#
+# The batch drops out; backward has twice the work for the same bytes. In half precision γ is 2 for a block's input, 34 for all
+# that a GPT block saves, 45.5 for Llama-2-7B's; in float32 twice that.
+#
+# **Predict** for your machine, a T4, an A100, an H100: from how many tokens on does each hide? And judge three claims. A1: *a
+# 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25 GB/s take 0.8 s*. A4: *offloading slows
+# training 2–3 times with overlap, 3–5 times in practice*.
+
+# %% tags=["nbval-ignore-output"]
+machine = devices.measure(here.device, seconds=1.0)
+print(f"{machine.name}: F = {machine.flops / 1e9:,.0f} GFLOP/s")
+for link in ("copy_out", "disk_write"):
+    ratio, left = machine.flops / machine.need(link), 24 * here.hidden + 2 * here.seq_len
+    print(f"{link}: B = {machine.need(link) / 1e9:.1f} GB/s, 24h + 2s = {left:,}")
+    for what, gamma in (("block inputs", 4), ("everything", 64)):
+        print(f"    {what}: needs {gamma * ratio:,.0f}, hides: {left >= gamma * ratio}")
+
+# %%
+rows = {}
+for one in (devices.T4, devices.A100, devices.H100):
+    rows[one.name] = {"F/B": f"{one.flops / one.copy_out:,.0f}"}
+    for what, gamma in {"block inputs": 2, "GPT, everything": 34, "Llama-2-7B, everything": 45.5}.items():
+        first = formulas.hiding_seq_len(4096, gamma, one.flops, one.copy_out)
+        rows[one.name][what] = f"from {first:,} tokens" if first else "always"
+pd.DataFrame(rows).T
+
+# %%
+inputs = 32 * 32_768 * 4096 * 2
+print(f"A1: {inputs / 1e9:.1f} GB are the block inputs alone; everything is {34 / 2:.0f} to {45.5 / 2:.1f} times that")
+print(f"A3: {2 * 10 / 25:.1f} of a second: right arithmetic, but a cost only where somebody waits")
+pageable = replace(devices.T4, name="T4, memory not pinned", copy_out=1.65e9, copy_in=1.65e9)
+blocks, times = costs.stack_costs(large, 32), {}
+for one in (devices.T4, devices.A100, devices.H100, pageable):
+    for what, strategy in {"everything": ms.KeepAll(), "block inputs": ms.FullCheckpoint()}.items():
+        for how, prefetch in {"overlapped": 4, "blocking": 0}.items():
+            step = simulate(blocks, ms.Offload(strategy).plan(32), one, prefetch=prefetch)
+            times.setdefault(f"{what}, {how}", {})[one.name] = f"{step.step_seconds / step.compute_seconds:.2f}"
+print("A4: 32 such blocks, times the step without copies:")
+pd.DataFrame(times)
+
+# %% [markdown]
+# Block inputs hide anywhere here, everything at very long context only, unless the device computes as slowly as a T4. A1 counts
+# the inputs alone. A4 is right for copies that block or whose memory is not pinned. (Simulated, **not yet run on a GPU**.)
+#
+# ### Exercise: the slowest link
+#
+# *Difficulty 1 of 3, 10 minutes.* Checkpoint chunks of `blocks_per_copy` blocks, and one input leaves for them all. How many
+# bytes a second must the link carry so that its copy just hides? Attention is causal.
+
+
+# %%
+def slowest_link(seq_len: int, hidden: int, gamma: float, flops: float, blocks_per_copy: int) -> float:
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    return gamma * flops / (blocks_per_copy * (24 * hidden + 2 * seq_len))
+    # </exercise>
+
+
+print(offload_checks.check_slowest_link(slowest_link))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The left side is the computing behind which one copy hides. How much of it is there now? Then solve for *B*.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
+# ## 4. Offload the checkpoints
+#
+# *Checkpoint each block, then send the checkpoints away: how far does the peak fall, and where is it?*
+#
+# *And which blocks should stay?* Claim A5: offload the last layers, their activations are the largest. **Predict** the bytes
+# of each block, and who waits at the turn from forward to backward with `keep_last=0`.
+
+# %%
+options = {
+    "keep all": ms.KeepAll(),
+    "offload everything": ms.Offload(),
+    "checkpoint": ms.FullCheckpoint(),
+    "offload the checkpoints": ms.Offload(ms.FullCheckpoint()),
+}
+
+
+def step() -> Tensor:
+    loss = stack(x).sum()
+    loss.backward()
+    return loss
+
+
+experiment = ms.compare(lambda: (stack, step), options, repeats=0)
+table = experiment.frame()[["equal", "saved_bytes", "peak_bytes", "peak_at"]]
+table.insert(1, "host_bytes", [one.trace.host_peak_bytes for one in experiment.measurements])
+display(table.assign(**{name: table[name].map(human_bytes) for name in table if name.endswith("bytes")}))
+ms.plots.memory_timeline({one.label: one.trace for one in experiment.measurements[2:]}, x="events")
+
+# %%
+with ms.apply(stack, ms.Offload(keep_last=0)) as applied:
+    step()
+copies = applied.report.offload.lanes.copy_out
+each = [sum(copy.nbytes for copy in copies if copy.block == block) for block in range(here.n_layers)]
+print("bytes that leave, block by block:", ", ".join(f"{nbytes:,}" for nbytes in each))
+blocks = costs.stack_costs(large, here.n_layers)
+for keep_last in range(3):
+    one = simulate(blocks, ms.Offload(keep_last=keep_last).plan(here.n_layers), devices.T4)
+    turn = sum(stall.seconds for stall in one.stalls if stall.kind != "leaving")
+    print(f"T4, keep_last={keep_last}: waiting at the turn is {turn / one.step_seconds:.1%} of the step")
+
+# %% [markdown]
+# Checkpoints left, the peak stayed: it sits in the recomputation of the first block, when all other checkpoints are used up
+# and gradients have piled up beside one live block. Checkpoints weigh with many blocks and long sequences only.
+#
+# Blocks are equal, but for the stack's input. The last are wanted first: who sends them waits for them to leave and to
+# return, with nothing else to do. A5 is false.
+#
+# ## 5. A real disk
+#
+# *Does the process become smaller?* Ask the system for the resident memory (RSS) of a process of its own. (Told to give freed
+# memory back: `MALLOC_MMAP_THRESHOLD_`.)
+#
+# *And when the disk is full?* Writing happens in a thread, later. **Predict**: an error, a hang, or a wrong gradient? Here the
+# failure is injected.
+
+# %% tags=["nbval-ignore-output"]
+size = disk_memory.Size(n_layers=8, hidden=256, batch=2, seq_len=1024)
+for case in () if disk_memory.why_not() else disk_memory.CASES:
+    growth = disk_memory.measure(case, size)
+    grown = f"{human_bytes(growth.after_forward)} after forward, {human_bytes(growth.after_step)} after the step"
+    print(f"{case:<9} RSS grew by {grown}; {human_bytes(growth.offloaded_bytes)} offloaded")
+
+
+# %%
+class FullDisk(ms.DiskStore):
+    room = 4 * shape.checkpoint_bytes
+
+    def start_write(self, extent, memory: Tensor) -> Future:
+        if extent.stop <= self.room:
+            return super().start_write(extent, memory)
+        failed = Future()
+        failed.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return failed
+
+
+store = FullDisk()
+with ms.apply(stack, ms.Offload(store=store, keep_last=0, min_bytes=1)):
+    try:
+        step()
+    except OSError as error:
+        print(f"{type(error).__name__}: {error.strerror}")
+
+# %% [markdown]
+# An error, within the step. And RSS fell. But beware of the **page cache**: the system keeps written pages in memory that
+# nobody needs. So small runs "on disk" are fast, and large ones suddenly are not.
+#
+# ### Exercise: three bugs in ten lines
+#
+# *Difficulty 3 of 3, 15 minutes.* `send` and `bring_back` send weights. They notice nothing when a saved tensor changes in
+# place before backward: hooks switch PyTorch's own check off, and gradients are silently wrong. Whoever lets small tensors
+# stay by returning the argument itself leaks: an output holds its operation, which holds what you returned.
+#
+# Write hooks without the three bugs. `held.witness(tensor)` shares a tensor's version and none of its memory;
+# `held.check_version(witness, version, shape)` raises when the version has moved on.
+
+
+# %%
+class Hooks:
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    # <exercise>
+    # <stub>
+    def pack(self, tensor: Tensor) -> object:
+        raise NotImplementedError("your turn")
+
+    def unpack(self, ticket: object) -> Tensor:
+        raise NotImplementedError("your turn")
+
+    # <solution>
+    def pack(self, tensor: Tensor) -> object:
+        stays = tensor.nbytes < 65536 or tensor.untyped_storage().data_ptr() in self.weights
+        kept = tensor.detach() if stays else tensor.to("cpu", copy=True)
+        return tensor.device, kept, held.witness(tensor), tensor._version
+
+    def unpack(self, ticket: object) -> Tensor:
+        home, kept, witness, version = ticket
+        held.check_version(witness, version, kept.shape)
+        return kept.to(home)
+
+    # </exercise>
+
+
+print(offload_checks.check_hooks(Hooks, here))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Two kinds of tensors stay: weights, recognized by their storage's address, and small ones. For these keep
+# `tensor.detach()`. The ticket needs four things: where the tensor lived, its copy, a witness, and the version at packing.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
+# ## 6. GPT-2 on a book
+#
+# The explainer's homework: GPT-2 on 8,192 tokens of a book, checkpointing against offloading. GPT-2 has 1,024 positions; here
+# its position table is as long as the text. A10: *offloading cuts the peak by 20–40 %, doubles or triples the step time,
+# leaves perplexity unchanged*. **Predict** the three, first for a small GPT-2 on your machine.
+
+# %%
+book = long_text.long_text("mini", seq_len=2 * here.seq_len, steps=here.steps, store="disk", device=here.device)
+for row in book:
+    lower = 1 - row.peak_bytes / book[0].peak_bytes
+    same = row.perplexity == book[0].perplexity
+    print(f"{row.label:<14} peak {human_bytes(row.peak_bytes)}, {lower:.0%} lower, in {row.peak_at}")
+    print(f"{'':<14} on disk {human_bytes(row.disk_bytes)}; perplexity equal to the last digit: {same}")
+
+# %% tags=["nbval-ignore-output"]
+for row in book:
+    fastest = min(row.step_seconds)
+    ratio = fastest / min(book[0].step_seconds)
+    print(f"{row.label:<14} {fastest:.2f} s, {ratio:.2f} times keep-all; perplexity {row.perplexity!r}")
+
+# %% tags=["nbval-ignore-output"]
+tools = peers.table()
+for name in ("held_bytes", "peak_bytes"):
+    tools[name] = ["" if pd.isna(nbytes) else human_bytes(int(nbytes)) for nbytes in tools[name]]
+tools
+
+# %% [markdown]
+# A10: perplexity must be equal, and is. The other two numbers mean nothing without saying what is offloaded and where the peak
+# is. Other tools (the last table, on a CPU) are exact too; some copy without freeing, some need an accelerator. On a GPU all
+# this is **not yet run**.
+#
+# ## What you should have noticed
+#
+# - A graph that still holds the tensor, or a weight that leaves, saves nothing. A returned argument leaks. A tensor changed in
+#   place, or read before its copy has arrived, corrupts gradients.
+# - The same bytes cost nothing or a multiple of the step: it depends on who waits.
+# - Block inputs hide nearly anywhere, everything almost nowhere or at very long context.
+# - A peak in the recomputation does not care where checkpoints lie.
+#
+# ## Next
+#
+# Keep, recompute, offload: notebook 06 chooses for each block, under your budget.
