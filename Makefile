@@ -3,15 +3,18 @@
 #
 #   make lab          open the course in JupyterLab
 #   make run          execute every notebook into build/, with one progress bar
-#   make test         everything that CI checks, fast failures first
+#   make test         everything that CI checks, fast failures first (DEEPSPEED=1: with the real DeepSpeed)
 #   make notebooks    rebuild the notebooks from notebooks/src (ARGS="01 03" for some, ARGS=--check to compare only)
 #   make bench        the costs of the library as ratios
+#   make record       run the long experiments at full size and write data/records (ARGS=gpt2_chunks for one)
 #   make screenshots  pictures of the notebooks in a browser, light and dark (NOTEBOOK="notebooks/01_activations.ipynb")
 
 PYTHON ?= python3
 VENV ?= .venv
 # Empty: the newest versions that the requirement files allow.
 CONSTRAINTS ?= constraints.txt
+# Not empty: install the real DeepSpeed too, which is an extra. Without it, what needs it is skipped and says so.
+DEEPSPEED ?=
 # Passed on to the program that a target starts.
 ARGS ?=
 NOTEBOOK ?=
@@ -20,6 +23,7 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 INSTALLED := $(VENV)/installed
 INSTALLED_DEV := $(VENV)/installed-dev
+INSTALLED_DEEPSPEED := $(VENV)/installed-deepspeed
 
 export PYTHONHASHSEED := 0
 # Two processes with one thread each: the suites are many small steps, which threads cannot speed up.
@@ -27,7 +31,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 COMMITTED := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
 .NOTPARALLEL:
-.PHONY: help lab run test test-versions notebooks bench screenshots lint check-build unit nbval papermill browser
+.PHONY: help lab run test test-versions notebooks bench record screenshots lint check-build unit nbval papermill browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,8 +43,12 @@ $(INSTALLED): requirements.txt pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) --no-deps --editable .
 	@touch $@
 
-$(INSTALLED_DEV): $(INSTALLED) requirements-dev.txt
+$(INSTALLED_DEV): $(INSTALLED) $(if $(DEEPSPEED),$(INSTALLED_DEEPSPEED)) requirements-dev.txt
 	$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+$(INSTALLED_DEEPSPEED): $(INSTALLED) requirements-deepspeed.txt
+	DS_BUILD_OPS=0 $(INSTALL) -r requirements-deepspeed.txt
 	@touch $@
 
 lab: $(INSTALLED)
@@ -49,11 +57,15 @@ lab: $(INSTALLED)
 run: $(INSTALLED)
 	$(PY) notebooks/run.py $(ARGS)
 
-notebooks: $(INSTALLED_DEV)
+# The committed outputs show the real DeepSpeed.
+notebooks: $(INSTALLED_DEV) $(INSTALLED_DEEPSPEED)
 	$(PY) notebooks/build.py $(ARGS)
 
 bench: $(INSTALLED_DEV)
 	$(PY) tests/bench.py $(ARGS)
+
+record: $(INSTALLED_DEEPSPEED)
+	$(PY) -m memsave_lib.course.record $(ARGS)
 
 screenshots: $(INSTALLED_DEV)
 	$(PY) -m tests.browser.screenshots $(NOTEBOOK) $(ARGS)

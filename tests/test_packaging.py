@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from memsave_lib.course import env
+from memsave_lib.course import deepspeed_peer, env
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = [
@@ -28,6 +28,7 @@ COURSE = [
     "tqdm",
 ]
 ONLY_FOR_NOTEBOOKS = {"jupyterlab", "papermill", "nbval"}
+FILES = ("requirements.txt", "requirements-dev.txt", "requirements-deepspeed.txt")
 
 
 def lines(name: str) -> list[str]:
@@ -37,6 +38,10 @@ def lines(name: str) -> list[str]:
 
 def requirements(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines(name)]
+
+
+def all_requirements() -> list[Requirement]:
+    return [requirement for name in FILES for requirement in requirements(name)]
 
 
 def pinned() -> dict[str, Version]:
@@ -49,7 +54,7 @@ def test_the_course_needs_the_seven_packages_and_four_more() -> None:
 
 
 def test_every_requirement_has_a_lower_bound_and_excludes_the_next_major_version() -> None:
-    for requirement in requirements("requirements.txt") + requirements("requirements-dev.txt"):
+    for requirement in all_requirements():
         assert [part.operator for part in sorted(requirement.specifier, key=lambda part: part.operator)] == ["<", ">="]
 
 
@@ -58,6 +63,14 @@ def test_the_package_asks_for_its_share_of_the_requirements() -> None:
     assert project["dependencies"] == [
         line for line in lines("requirements.txt") if Requirement(line).name not in ONLY_FOR_NOTEBOOKS
     ]
+
+
+def test_the_optional_deepspeed_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["optional-dependencies"] == {"deepspeed": lines("requirements-deepspeed.txt")}
+    (requirement,) = requirements("requirements-deepspeed.txt")
+    assert f">={deepspeed_peer.OLDEST}" in str(requirement.specifier)
+    assert deepspeed_peer.HOW_TO_INSTALL in (ROOT / "requirements-deepspeed.txt").read_text(encoding="utf-8")
 
 
 def test_constraints_are_exact_versions_without_paths_and_hosts() -> None:
@@ -69,7 +82,7 @@ def test_constraints_are_exact_versions_without_paths_and_hosts() -> None:
 
 def test_constraints_pin_every_requirement_within_its_bounds() -> None:
     versions = pinned()
-    for requirement in requirements("requirements.txt") + requirements("requirements-dev.txt"):
+    for requirement in all_requirements():
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
 
