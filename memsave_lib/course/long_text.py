@@ -8,15 +8,18 @@ else changes.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import memsave_lib as ms
 from memsave_lib.course.texts import batches, load_text
+from memsave_lib.models import GPT2_SIZES
 from memsave_lib.strategies import Strategy
 
 
@@ -31,6 +34,12 @@ class LongTextRow:
     disk_bytes: int
     step_seconds: tuple[float, ...]  # of each training step, the first one included
     perplexity: float  # of text that it was not trained on, after these steps
+
+    def figures(self) -> dict[str, Any]:
+        """As a row of a record: the median of the seconds, and their spread."""
+        seconds = self.step_seconds
+        spread = {"step_seconds_min": min(seconds), "step_seconds_max": max(seconds)}
+        return asdict(self) | {"step_seconds": statistics.median(seconds), **spread}
 
 
 def long_text_strategies(store: str = "disk") -> dict[str, Strategy]:
@@ -68,8 +77,9 @@ def long_text(
     strategies = long_text_strategies(store)
     if unknown := set(labels or ()) - strategies.keys():
         raise ValueError(f"labels are some of {', '.join(strategies)}; got {', '.join(sorted(unknown))}")
-    vocabulary = ms.models.GPT2_SIZES[size]["vocab_size"] if size in ms.models.GPT2_SIZES else 0
-    text = load_text(source).content
+    if size not in GPT2_SIZES:
+        ms.gpt2(size)  # says which sizes there are
+    text, vocabulary = load_text(source).content, GPT2_SIZES[size]["vocab_size"]
     data = [b.to(device) for b in batches(text, seq_len, 1, vocab_size=vocabulary, steps=steps + 1)]
     return [_train(label, strategies[label], size, data, device, pretrained) for label in labels or tuple(strategies)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memsave_lib.course import experiments, records
+from memsave_lib.course.long_text import long_text
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ EXPERIMENTS = {
     "gpt2_chunks": Experiment(
         "GPT-2 with 124M parameters and dropout 0.1 for 10 steps of AdamW, 4 x 128 tokens each.",
         experiments.gpt2_chunks,
+    ),
+    "long_text": Experiment(
+        "GPT-2 with 124M parameters (random weights, dropout 0) for 3 steps of AdamW on 8,192 tokens of long text; what "
+        "is offloaded goes to disk.",
+        lambda: [row.figures() for row in long_text("small", seq_len=8192, steps=3, store="disk")],
     ),
 }
 
