@@ -19,13 +19,12 @@ from dataclasses import replace
 
 import pandas as pd
 import torch
-from IPython.display import display
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import memsave_lib as ms
 from memsave_lib import devices, formulas, held, labs
-from memsave_lib.course import costs, disk_memory, long_text, offload_checks, peers
+from memsave_lib.course import costs, disk_memory, long_text, offload_checks, peers, records
 from memsave_lib.course.env import setup
 from memsave_lib.simulate import simulate
 from memsave_lib.units import human_bytes
@@ -304,30 +303,28 @@ print(offload_checks.check_slowest_link(slowest_link))
 # *And which blocks should stay?* Claim A5: offload the last layers, their activations are the largest. **Predict** the bytes
 # of each block, and who waits at the turn from forward to backward with `keep_last=0`.
 
+
 # %%
-options = {
-    "keep all": ms.KeepAll(),
-    "offload everything": ms.Offload(),
-    "checkpoint": ms.FullCheckpoint(),
-    "offload the checkpoints": ms.Offload(ms.FullCheckpoint()),
-}
+def step(strategy: ms.Strategy) -> ms.Trace:
+    stack.zero_grad()
+    with ms.apply(stack, strategy), ms.MemoryMeter(stack) as meter:
+        stack(x).sum().backward()
+    gradients.append([parameter.grad for parameter in stack.parameters()])
+    return meter.trace
 
 
-def step() -> Tensor:
-    loss = stack(x).sum()
-    loss.backward()
-    return loss
-
-
-experiment = ms.compare(lambda: (stack, step), options, repeats=0)
-table = experiment.frame()[["equal", "saved_bytes", "peak_bytes", "peak_at"]]
-table.insert(1, "host_bytes", [one.trace.host_peak_bytes for one in experiment.measurements])
-display(table.assign(**{name: table[name].map(human_bytes) for name in table if name.endswith("bytes")}))
-ms.plots.memory_timeline({one.label: one.trace for one in experiment.measurements[2:]}, x="events")
+gradients, checkpoint = [], ms.FullCheckpoint()
+options = {"everything kept": ms.KeepAll(), "checkpointed": checkpoint, "checkpoints offloaded": ms.Offload(checkpoint)}
+traces = {name: step(strategy) for name, strategy in options.items()}
+for (name, trace), found in zip(traces.items(), gradients):
+    equal = all(map(torch.equal, found, gradients[0]))
+    here_bytes, away = human_bytes(trace.saved_bytes), human_bytes(trace.host_peak_bytes)
+    print(f"{name}: gradients equal: {equal}; {here_bytes} saved here, {away} away; peak {trace.peak_bytes:,} bytes")
+ms.plots.memory_timeline({name: traces[name] for name in list(traces)[1:]}, x="events")
 
 # %%
 with ms.apply(stack, ms.Offload(keep_last=0)) as applied:
-    step()
+    stack(x).sum().backward()
 copies = applied.report.offload.lanes.copy_out
 each = [sum(copy.nbytes for copy in copies if copy.block == block) for block in range(here.n_layers)]
 print("bytes that leave, block by block:", ", ".join(f"{nbytes:,}" for nbytes in each))
@@ -372,12 +369,11 @@ class FullDisk(ms.DiskStore):
         return failed
 
 
-store = FullDisk()
-with ms.apply(stack, ms.Offload(store=store, keep_last=0, min_bytes=1)):
-    try:
-        step()
-    except OSError as error:
-        print(f"{type(error).__name__}: {error.strerror}")
+try:
+    step(ms.Offload(store=FullDisk(), keep_last=0, min_bytes=1))
+except OSError as error:
+    print(f"{type(error).__name__}: {error.strerror}")
+print("the next step is right:", step(ms.Offload(store="disk")) and all(map(torch.equal, gradients[-1], gradients[0])))
 
 # %% [markdown]
 # An error, within the step. And RSS fell. But beware of the **page cache**: the system keeps written pages in memory that
@@ -455,6 +451,11 @@ for row in book:
     fastest = min(row.step_seconds)
     ratio = fastest / min(book[0].step_seconds)
     print(f"{row.label:<14} {fastest:.2f} s, {ratio:.2f} times keep-all; perplexity {row.perplexity!r}")
+try:
+    record = records.load("long_text")
+    print(record.origin, record.frame().to_string(), sep="\n")
+except records.NoRecord as missing:
+    print(missing)
 
 # %% tags=["nbval-ignore-output"]
 tools = peers.table()
