@@ -31,8 +31,8 @@ EXPERIMENTS = {
         experiments.gpt2_chunks,
     ),
     "long_text": Experiment(
-        "GPT-2 with 124M parameters (random weights, dropout 0) for 3 steps of AdamW on 8,192 tokens of long text; what "
-        "is offloaded goes to disk.",
+        "GPT-2 with 124M parameters (random weights, dropout 0) for 3 steps of AdamW on 8,192 tokens of a long text; "
+        "what is offloaded goes to disk.",
         lambda: [row.figures() for row in long_text("small", seq_len=8192, steps=3, store="disk")],
     ),
 }
