@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -115,9 +116,15 @@ class _DiskDeposit(Deposit):
     def close(self) -> None:
         trips = (self.out, self.back) if self._returned is not None else (self.out,)
         # A copy that has not begun is called off; one that runs uses memory that must not be freed before it ends.
-        wait([trip.copying for trip in trips if not trip.copying.cancel()])
+        running = [trip.copying for trip in trips if not trip.copying.cancel()]
+        held = [partial(self._store.give_back, self._extent), self._source, self._returned]
         self._source = self._returned = None
-        self._store.give_back(self._extent)
+        if _on_own_thread():
+            # The garbage collector came by in a thread that would wait for itself: the memory lives until all is done.
+            _release_after(running, held)
+        else:
+            wait(running)
+            _release(held)
 
 
 class _FakeDeposit(Deposit):
@@ -167,9 +174,25 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
+def _on_own_thread() -> bool:
+    return threading.current_thread().name.startswith(_THREAD)
+
+
+def _release_after(running: list[Future[Copying]], held: list) -> None:
+    if running:
+        running[0].add_done_callback(lambda _: _release_after(running[1:], held))
+    else:
+        _release(held)
+
+
+def _release(held: list) -> None:
+    give_back = held[0]
+    held.clear()  # a future keeps what it calls when it is done
+    give_back()
+
+
 def _end_disk_store(slab: Slab, *executors: ThreadPoolExecutor) -> None:
     # All work is done by now. The garbage collector may come by in one of these threads, which cannot wait for itself.
-    elsewhere = not threading.current_thread().name.startswith(_THREAD)
     for executor in executors:
-        executor.shutdown(wait=elsewhere)
+        executor.shutdown(wait=not _on_own_thread())
     slab.close()
