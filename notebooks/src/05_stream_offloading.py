@@ -201,7 +201,8 @@ ms.plots.stream_lanes(timelines, seconds=False)
 
 # %% [markdown]
 # With 0, copies and computation never run together. With 2, nearly all waiting is gone, for the memory of a few tensors under
-# way. (On a CPU copying takes a core from computing: a busy machine draws another picture.)
+# way. (A measured backward shows by what it asks for: the gap is the last block's. On a CPU copying takes a core from
+# computing.)
 #
 # ### Your turn: the lab
 #
@@ -262,8 +263,8 @@ print("A4: 32 such blocks, times the step without copies:")
 pd.DataFrame(times)
 
 # %% [markdown]
-# Block inputs hide anywhere here, everything at very long context only, unless the device computes as slowly as a T4. A1 counts
-# the inputs alone. A4 is right for copies that block or whose memory is not pinned. (Simulated, **not yet run on a GPU**.)
+# Block inputs hide anywhere here; everything at very long context only, unless the device computes slowly, as a T4 and your CPU
+# do. A1 counts the inputs alone. A4 is right for copies that block or whose memory is not pinned. (Simulated, **not yet run on a GPU**.)
 #
 # ### Exercise: the slowest link
 #
@@ -447,15 +448,18 @@ for row in book:
     print(f"{'':<14} on disk {human_bytes(row.disk_bytes)}; perplexity equal to the last digit: {same}")
 
 # %% tags=["nbval-ignore-output"]
-for row in book:
-    fastest = min(row.step_seconds)
-    ratio = fastest / min(book[0].step_seconds)
-    print(f"{row.label:<14} {fastest:.2f} s, {ratio:.2f} times keep-all; perplexity {row.perplexity!r}")
+runs = {"here": pd.DataFrame([row.figures() for row in book])}
 try:
     record = records.load("long_text")
-    print(record.origin, record.frame().to_string(), sep="\n")
+    runs["full size"] = record.frame()
+    print(record.origin)
 except records.NoRecord as missing:
     print(missing)
+table = pd.concat({name: run.set_index("label") for name, run in runs.items()})
+table["times"] = table.step_seconds / table.groupby(level=0).step_seconds.transform("first")
+for name in ("peak_bytes", "disk_bytes"):
+    table[name] = table[name].map(human_bytes)
+table[["peak_bytes", "peak_at", "disk_bytes", "step_seconds", "times", "perplexity"]]
 
 # %% tags=["nbval-ignore-output"]
 tools = peers.table()
