@@ -127,7 +127,7 @@ print(f"root of L*A': {formulas.best_chunk_count(80, block80, unit80):.1f} chunk
 
 # %%
 three = min(3, here.n_layers)
-traces = {ms.Chunked(n).label: metered(ms.Chunked(n)) for n in sorted({1, three, here.n_layers})}
+traces = {ms.Chunked(n).label: metered(ms.Chunked(n)) for n in sorted({three, here.n_layers})}
 for label, trace in traces.items():
     waves = sum(phase == "recompute" for phase, _, _ in trace.phases)
     print(f"{label}: waves in backward: {waves}; peak in {trace.peak_at}")
