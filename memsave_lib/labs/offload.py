@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,8 @@ from memsave_lib.strategies import FullCheckpoint, KeepAll, Offload
 TWO_CORES = Device("two cores", flops=100e9)
 BANDWIDTH = "bandwidth in MB/s"
 BANDWIDTHS = (125, 250, 500, 1000, 2000, 4000, 8000, 16000)
+#: Where the real step sends its tensors; Windows lacks what a DiskStore needs.
+STORE = "disk" if hasattr(os, "preadv") else "host"
 #: The two things that people offload.
 STRATEGIES = {"everything": KeepAll(), "checkpoints only": FullCheckpoint()}
 
@@ -70,7 +73,7 @@ def offload_lab(
     stack = StackStep(n_layers, hidden, heads, batch_size, torch.device(device))
     model = stack.build()
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    everything = Offload(store="disk")
+    everything = Offload(store=STORE)
 
     def picture(values: Values) -> plots.Shown:
         return offload_picture(stack.shape(values["seq_len"]), n_layers, values[BANDWIDTH], values["prefetch"])
