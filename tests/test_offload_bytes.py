@@ -259,6 +259,18 @@ def test_offloading_lowers_the_live_bytes_after_forward_by_what_left(store):
         assert live(ms.KeepAll()) - live(offload(store=store)) == applied.report.offload.moved.bytes
 
 
+def test_a_retained_graph_holds_nothing_that_came_back():
+    """What a backward has had goes again, although the next one will ask for it."""
+    stack, x = stack_and_input(dropout=0.1)
+    with ms.apply(stack, offload(store="disk")), LiveBytes((*stack.parameters(), x)) as counted:
+        stack(x).sum().backward()  # from here on there are gradients to add to
+        loss = stack(x).sum()
+        before = counted.live
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+            assert counted.live == before
+
+
 @every_strategy
 def test_the_meter_knows_what_is_away_and_gives_the_same_peak_every_time(strategy):
     stack, x = stack_and_input(dropout=0.5)

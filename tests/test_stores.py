@@ -11,10 +11,10 @@ import stat
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,7 +210,7 @@ def test_many_threads_never_get_the_same_space(tmp_path):
     slab, taken, wrong = Slab(tmp_path), {}, []
 
     def work(number: int) -> None:
-        for turn in range(200):
+        for turn in range(1500):
             extent = slab.reserve(1 + (turn * 7 + number) % 50)
             for place in range(extent.offset, extent.stop):
                 if taken.setdefault(place, number) != number:
@@ -219,11 +219,13 @@ def test_many_threads_never_get_the_same_space(tmp_path):
                 taken.pop(place, None)
             slab.give_back(extent)
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns in the middle of everything
+    try:
+        with ThreadPoolExecutor(4) as workers:
+            list(workers.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
     assert not wrong and slab.used_bytes == 0
     slab.close()
 
