@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import memsave_lib as ms
 from memsave_lib import plots
 from memsave_lib.plots.drawing import BLUE, GREY, POINTS, VERMILION
 from memsave_lib.strategies import Chunked, Plan, Recursive, Segment, Selective, SelectiveOps
@@ -189,8 +190,24 @@ def test_curves_say_ends_mark_and_difference() -> None:
         "measured at k 2, 3, largest difference 5 bytes."
     )
     assert "2.00 MiB" in texts(shown)
+    several = plots.bytes_against("k", curves, mark={2: "middle", 3: "lowest"})
+    assert several.sentence.endswith("2.00 MiB (2,097,152 bytes) at k 2, 1.00 MiB (1,048,576 bytes) at k 3.")
+    assert {"middle: 2.00 MiB", "lowest: 1.00 MiB"} <= set(texts(several))
     with pytest.raises(ValueError, match="measured has 'peak', the curves are 'saved'"):
         plots.bytes_against("k", curves, {"peak": {1: 1}})
+
+
+def test_a_plan_says_what_is_sent_away() -> None:
+    offload, both = ms.Offload().plan(3), ms.Offload(ms.Chunked(2)).plan(4)
+    shown = plots.plan_picture({"all": offload, "both": both})
+    assert shown.sentence == (
+        "all: keeps 2, recomputes none, sends away 0, 1. "
+        "both: keeps no block, recomputes 0-1, 2-3, sends away the inputs of 0."
+    )
+    legend = [text.get_text() for text in shown.figure.legends[0].texts]
+    assert legend == ["kept", "recomputed; one outline, one region", "sent away"]
+    legend = [t.get_text() for t in plots.plan_picture({"": ms.Recursive().plan(8)}).figure.legends[0].texts]
+    assert legend == ["kept", "recomputed (2x: twice); one outline, one region"]
 
 
 def test_pareto_front_leaves_out_what_another_option_beats() -> None:

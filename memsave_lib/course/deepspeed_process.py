@@ -34,8 +34,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     '"activation_chekpointing", misspelt': {"activation_chekpointing": {"number_checkpoints": 4}},
 }
-CALLED = "no key, DeepSpeed called in the model"
-SWITCHED = "no key, the library's own switch"
+CALLED = "no key, DeepSpeed called in 4 chunks"
+SWITCHED = "no key, the library's switch, each block"
 CHUNKS = 4  # where the model's own code makes them; as many as the configurations ask for
 
 

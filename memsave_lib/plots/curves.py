@@ -36,7 +36,7 @@ def bytes_against(
     name: str,
     curves: Mapping[str, Mapping[int, int]],
     measured: Mapping[str, Mapping[int, int]] | None = None,
-    mark: int | None = None,
+    mark: int | Mapping[int, str] | None = None,
     what: str = "saved bytes",
     size: tuple[float, float] = (WIDTH, 3.3),
 ) -> Shown:
@@ -46,7 +46,7 @@ def bytes_against(
         name: of that number: ``"seq_len"``, ``"checkpoint_every"``.
         curves: label -> {number: predicted bytes}.
         measured: label -> {number: measured bytes}; labels as in ``curves``.
-        mark: a number to point at, with its bytes.
+        mark: a number to point at, with its bytes; or several, each with a word for it.
         what: the bytes meant, for the axis and the sentence.
         size: of the figure, in inches.
     """
@@ -54,10 +54,11 @@ def bytes_against(
     measured = measured or {}
     if unknown := sorted(set(measured) - set(curves)):
         raise ValueError(f"measured has {unknown[0]!r}, the curves are {', '.join(map(repr, curves))}")
+    marks = mark if isinstance(mark, Mapping) else {} if mark is None else {mark: ""}
     figure = Figure(figsize=size, dpi=DPI, facecolor="white")
     axes = axes_at(figure, 0.7, 0.5, size[0] - 0.7 - label_inches(curves), size[1] - 0.62)
-    _draw_against(axes, name, curves, measured, mark, what)
-    return Shown(figure, _against_sentence(name, curves, measured, mark, what))
+    _draw_against(axes, name, curves, measured, marks, what)
+    return Shown(figure, _against_sentence(name, curves, measured, marks, what))
 
 
 def _draw_against(
@@ -65,7 +66,7 @@ def _draw_against(
     name: str,
     curves: Mapping[str, Mapping[int, int]],
     measured: Mapping[str, Mapping[int, int]],
-    mark: int | None,
+    marks: Mapping[int, str],
     what: str,
 ) -> None:
     """Each curve carries its name at its right end."""
@@ -83,7 +84,9 @@ def _draw_against(
             markerfacecolor="none", markeredgewidth=1.8,
         )  # fmt: skip
         ends.append((curve[numbers[-1]] / size, label, color))
-        if mark is not None and mark in curve:
+        for mark, word in marks.items():
+            if mark not in curve:
+                continue
             axes.plot(mark, curve[mark] / size, marker="o", markersize=6, color=BLACK)
             # Beside the curve, not on it: what is free depends on the other curves, and on whether this one rises.
             highest = curve[mark] == max(other.get(mark, 0) for other in curves.values())
@@ -91,8 +94,9 @@ def _draw_against(
             rises = curve[numbers[-1]] > curve[numbers[0]]
             at = (mark - numbers[0]) / max(numbers[-1] - numbers[0], 1)
             right = at < 0.25 or (rises != above and at < 1)
+            text = f"{word}: {human_bytes(curve[mark])}" if word else human_bytes(curve[mark])
             axes.annotate(
-                human_bytes(curve[mark]), (mark, curve[mark] / size), (7 if right else -7, 10 if above else -11),
+                text, (mark, curve[mark] / size), (7 if right else -7, 10 if above else -11),
                 textcoords="offset points", fontsize=TEXT, ha="left" if right else "right", va="center",
                 bbox=ON_WHITE, zorder=3,
             )  # fmt: skip
@@ -102,7 +106,7 @@ def _draw_against(
         axes.annotate(
             label, (right, height), (10, 0), textcoords="offset points", color=color, va="center", fontsize=TEXT
         )
-    if mark is not None:
+    for mark in marks:
         axes.axvline(mark, color=BLACK, linewidth=0.8, linestyle=":")
     if measured:
         falls = all(curve[min(curve)] >= curve[max(curve)] for curve in curves.values())
@@ -117,12 +121,12 @@ def _against_sentence(
     name: str,
     curves: Mapping[str, Mapping[int, int]],
     measured: Mapping[str, Mapping[int, int]],
-    mark: int | None,
+    marks: Mapping[int, str],
     what: str,
 ) -> str:
     parts = []
     for label, curve in curves.items():
-        numbers = [mark] if mark in curve else [min(curve), max(curve)]
+        numbers = [mark for mark in marks if mark in curve] or [min(curve), max(curve)]
         parts.append(
             f"{label}, predicted {what}: " + ", ".join(f"{exact_bytes(curve[n])} at {name} {n}" for n in numbers)
         )

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 DeepSpeed chunks
 #
-# So far you recomputed blocks one by one. Explainers advise to cut the model into a few *chunks*, and to let DeepSpeed
-# checkpoint them. How many chunks? And what does DeepSpeed really do?
+# So far you recomputed blocks one by one. Explainers advise cutting the model into a few *chunks*, and letting
+# DeepSpeed checkpoint them. How many chunks? And what does DeepSpeed really do?
 #
 # **After these 30 minutes you can**
 #
@@ -54,7 +54,8 @@ print(here)
 #
 # A **chunk** is *m* blocks that are recomputed as one. Forward keeps the input of each chunk: *L/m* checkpoints for *L*
 # blocks. Backward brings one chunk back to life: *m* blocks with *A'* checkpoints' worth of saved bytes each. And the
-# operation in progress needs a working set *W*. Together: **peak = L/m + m·A' + W**, in checkpoints.
+# operation in progress needs a working set *W*: gradients of the wide layer and its weight. Together: **peak = L/m +
+# m·A' + W**, in checkpoints.
 #
 # *Which number of chunks has the lowest peak for 12 blocks?* The textbooks' answer is √L. **Predict**, then **measure**.
 # (Gradients exist before the step; they and the parameters are not counted.)
@@ -83,22 +84,25 @@ measured = {n: metered(ms.Chunked(n)).peak_bytes - stays for n in some}
 # %%
 unit, block = shape.checkpoint_bytes, formulas.block_saved_bytes(shape)
 W = formulas.working_set_bytes(shape)
-for m in (m for m in counts if here.n_layers % m == 0):
-    n, peak = here.n_layers // m, formulas.chunked_peak_bytes(here.n_layers, m, shape)
-    terms = f"{n:>2} + {m:>2} x {block / unit:.2f} + {W / unit:.2f} = {peak / unit:6.2f} checkpoints"
-    print(f"{n:>2} chunks of {m:>2}: {terms}; measured: {measured[n] - peak:+} bytes")
+for n in some:
+    m, rest = divmod(here.n_layers, n)
+    if rest == 0:
+        peak = formulas.chunked_peak_bytes(here.n_layers, m, shape)
+        terms = f"{n:>2} + {m:>2} x {block / unit:.2f} + {W / unit:.2f} = {peak / unit:6.2f} checkpoints"
+        print(f"{terms} with {m} blocks a chunk; measured: {measured[n] - peak:+} bytes")
 print(f"with unequal chunks too, the largest difference is {max(abs(measured[n] - predicted[n]) for n in some)} bytes")
-root, best = round(math.sqrt(here.n_layers)), min(counts, key=lambda n: (predicted[n], -n))
+root, best = round(math.sqrt(here.n_layers)), min(reversed(predicted), key=predicted.get)
 print(f"lowest peak: {best} chunks; the root of L says {root}")
-ms.plots.bytes_against("num_checkpoints", {"peak": predicted}, {"peak": measured}, mark=root, what="peak bytes")
+marks = {root: "root of L", best: "lowest"}
+ms.plots.bytes_against("number of chunks", {"peak": predicted}, {"peak": measured}, marks, what="peak bytes")
 
 # %% [markdown]
 # The difference is 0 bytes, and the best number of chunks is not √12 but 12: one block a chunk. √L is right where a layer
 # saves no more than its input, *A'* = 1, as in the paper that it comes from. A transformer block saves **sixteen** times its
 # input. The minimum is at *m* = √(L/A'): **√(L·A') chunks**, at most *L*.
 #
-# *And for 80 blocks?* **Predict** it for Llama-70B's depth and width, 4,096 tokens, half precision. (By formula; nothing
-# is allocated.)
+# *And for 80 blocks?* **Predict** it for Llama-70B's depth and width, 4,096 tokens, half precision. (Our blocks, by
+# formula, without *W*.)
 
 # %%
 deep = formulas.BlockShape(1, 4096, 8192, 64, dtype="bfloat16")
@@ -118,12 +122,12 @@ print(f"root of L*A': {formulas.best_chunk_count(80, block80, unit80):.1f} chunk
 # %% [markdown]
 # √80 chunks need more than twice the best. "2 to 8 chunks for 30 to 100 layers" is advice for other layers.
 #
-# √(L·A') lies between chunks of 2 and of 3 blocks. Of *equal* chunks 40 are best. Unequal ones do better still: 48, of which
-# the first 32 have two blocks. When backward reaches those, 16 checkpoints are gone already.
+# √(L·A') means chunks of 2 to 3 blocks. Of *equal* chunks 40 are best. Unequal ones do better still: 48, of which the
+# first 32 have two blocks. When backward reaches those, 16 checkpoints are gone already.
 #
 # ## 2. Waves
 #
-# *How many waves does backward draw, and which is the highest?*
+# *How often does memory surge in backward (a **wave**), and which surge is the highest?*
 
 # %%
 three = min(3, here.n_layers)
@@ -136,8 +140,8 @@ ms.plots.memory_timeline(traces, x="events")
 # %% [markdown]
 # One wave a chunk. The first is the highest: all checkpoints are still there. Each wave ends one checkpoint lower.
 #
-# The first wave is the *last* chunk: forward has just thrown it away, and backward makes it again at once. *Does the peak
-# rise if you keep it?* `recompute_last=False` does, as PyTorch's `checkpoint_sequential`.
+# The first wave is the *last* chunk: forward has just thrown it away, and backward makes it again at once. *Does the
+# peak rise if you keep it?* `recompute_last=False` keeps it, like PyTorch's `checkpoint_sequential`.
 
 # %%
 flops = {}
@@ -153,7 +157,7 @@ print(
 )
 
 # %% [markdown]
-# The same peak, up to the gradient of one bias, and one chunk less to recompute: a third of the price with three chunks.
+# The same peak, up to the gradient of one bias, and one chunk less to recompute: a third of the price.
 #
 # ## 3. Bisection
 #
@@ -179,16 +183,16 @@ for n in (8, 16, 64, 256):
 ms.plots.plan_picture({one.label: one.plan(here.n_layers) for one in strategies[1:]})
 
 # %% [markdown]
-# (The loss keeps one checkpoint more.) Bisection has *log₂L* checkpoints and one live block, for *(L/2)·log₂L* block
-# forwards. "O(√L) or O(log L) memory for 30 % of time" names the price of *one* recomputation. With 12 blocks bisection
-# takes a quarter off the peak of one block a chunk, for two and a half times its recomputation: checkpoints were cheap
-# already.
+# (The loss keeps one checkpoint more.) For *L* a power of two, bisection has *log₂L* checkpoints and one live block,
+# for *(L/2)·log₂L* block forwards. "O(√L) or O(log L) memory for 30 % of time" names the price of *one* recomputation.
+# With 12 blocks bisection takes a quarter off the peak of one block a chunk, for two and a half times its
+# recomputation: checkpoints were cheap already.
 #
 # ## 4. The real DeepSpeed
 #
-# DeepSpeed has a function like PyTorch's: `deepspeed.checkpointing.checkpoint(function, x)`. *Called by the model's code for
-# each chunk, does it keep the same bytes as ours? What do saved-tensor hooks see of them?* With dropout, so that the dice
-# count. (DeepSpeed is an extra; where it is missing, the cell says how to install it.)
+# DeepSpeed has a function like PyTorch's: `deepspeed.checkpointing.checkpoint(function, x)`. *Called by the model's
+# code for each chunk, does it keep the same bytes as ours? What do saved-tensor hooks see of them?* With dropout, so
+# that the dice count. (DeepSpeed is an extra: the cell says how to install it.)
 
 
 # %%
@@ -226,10 +230,11 @@ for n in [] if missing else sorted({1, three, here.n_layers}):
 
 # %% [markdown]
 # The same bytes, and every gradient equal. But hooks see nothing of DeepSpeed's: its checkpoints are attributes of an
-# autograd function. Who counts saved tensors misses them; live memory does not.
+# autograd function. Whoever counts saved tensors misses them; live memory does not.
 #
-# These chunks came from *calls in the model's code*. Explainers write a key into the configuration instead. *Which of
-# these keys checkpoints a GPT-2?* One step each, after `deepspeed.initialize`.
+# These chunks came from *calls in the model's code*. Explainers write a key into the configuration instead. *Does
+# `gradient_checkpointing` checkpoint a GPT-2? Does `activation_checkpointing`?* One step each, after
+# `deepspeed.initialize`.
 
 # %% tags=["nbval-ignore-output"]
 for effect in [] if missing else deepspeed_peer.config_keys(here):
@@ -237,9 +242,9 @@ for effect in [] if missing else deepspeed_peer.config_keys(here):
 print(missing or "The first line is training without any key.")
 
 # %% [markdown]
-# None. `gradient_checkpointing` is ignored like a misspelt key, without a word. `activation_checkpointing` holds options for
-# calls: without a call nothing changes, and its `number_checkpoints` (no default, no √L) sizes a buffer. Measure before you
-# believe a switch.
+# None. `gradient_checkpointing` is ignored like a misspelt key, without a word. `activation_checkpointing` holds
+# options for calls: without a call nothing changes, and its `number_checkpoints` (no default of √L) only sizes a
+# buffer. Measure before you believe a switch.
 #
 # ### A silent zero
 #
@@ -253,10 +258,10 @@ for run in [] if missing else deepspeed_peer.partitioned_activations():
 print(missing or "No error, no warning.")
 
 # %% [markdown]
-# With blocks, all is well. With a `Linear` at the end the loss is right, the last chunk learns, and all chunks before it
-# get zeros. A `Linear`'s output here is a *view*, made under `no_grad`; in backward DeepSpeed asks a view of it whether it
-# needs a gradient, and hears no. **How to notice:** compare gradients with a plain step, or look for gradients of nothing
-# but zeros (exercise 3). (All of this ran on a CPU; not yet on a GPU.)
+# With a `Linear` at the end the loss is right, the last chunk learns, and all chunks before it get zeros. A `Linear`'s
+# output here is a *view*, made under `no_grad`; in backward DeepSpeed finds that a view of it needs no gradient, and
+# skips it. **How to notice:** compare gradients with a plain step, or look for gradients of nothing but zeros (exercise
+# 3). (All of this ran on a CPU; not yet on a GPU.)
 #
 # ## 5. GPT-2 in three chunks
 #
@@ -303,7 +308,7 @@ ms.plots.bytes_by_category({f"{part}, {label}": trace.at_peak for (part, label),
 # is elsewhere**.
 #
 # Now training, five ways from the same start; the function raises unless the last losses are equal to the bit. Then the
-# real size, recorded by `make record`. (`experiments.gpt2_chunks()` runs it here: about four minutes on two cores, 3 GB.)
+# real size, recorded by `make record`.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -323,17 +328,17 @@ except records.NoRecord as error:
     print(error)
 
 # %% [markdown]
-# Bytes are beyond parameters and Adam's averages; in the last column the gradients, too, were there before. Three chunks,
-# one block a chunk, Hugging Face, DeepSpeed: one peak and one price. (On a busy machine the seconds of the small run say nothing.) C9's gigabytes are mostly parameters, gradients
-# and Adam: at 512 tokens, activations are the smaller part.
+# Bytes are beyond parameters and Adam's averages; in the last column the gradients, too, were there before. Three
+# chunks, one block a chunk, Hugging Face, DeepSpeed: one peak. C9's 1.8 GB is less than parameters, gradients and Adam
+# alone: 124 M × 16 bytes = 2.0 GB. At 512 tokens, activations are the smaller part.
 #
 # ## Exercises
 #
 # ### 1. The right number
 #
-# *Difficulty 2 of 3, 10 minutes.* Return the number of chunks with the lowest peak. Chunks are those of `ms.Chunked`: sizes
-# differ by one block at most, the larger first. While chunk *j* (from 1) is alive, the checkpoints of chunks 1 to *j* are.
-# Of equal peaks, take the one with more chunks.
+# *Difficulty 2 of 3, 10 minutes.* Return the number of chunks with the lowest peak. Chunks are those of `ms.Chunked`:
+# sizes differ by one block at most, the larger first. While chunk *j* (from 1) is alive, the checkpoints of chunks 1 to
+# *j* are. Of equal peaks, take the one with more chunks. *W* is the same for all: leave it out.
 
 
 # %%
@@ -429,7 +434,7 @@ print(chunk_checks.check_silent(silent_parameters, here))
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# A sum can cancel out, and a small gradient is one too. `tensor.any()` asks whether any element is not zero.
+# A sum can cancel out, and a tiny gradient is no zero. `tensor.any()` asks whether any element is not zero.
 #
 # </details>
 #
@@ -442,7 +447,7 @@ print(chunk_checks.check_silent(silent_parameters, here))
 # ## What you should have noticed
 #
 # - Peak = L/m + m·A' + W, to the byte. A transformer block has A' = 16: use √(L·A') chunks, not √L.
-# - The last chunk need not be recomputed. Bisection buys few checkpoints for many forwards.
+# - The last chunk need not be recomputed. Bisection saves few checkpoints at the price of many forwards.
 # - DeepSpeed's checkpoint is a call. Keys alone change nothing; one of its options can silence gradients.
 # - Look where the peak is before you turn a knob.
 #
