@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import tempfile
 import threading
@@ -94,7 +95,7 @@ class _DiskDeposit(Deposit):
     def let_go(self) -> None:
         if self._source is not None:
             self.out.waited_from = Moment.now()
-            self.out.copying.result()
+            _finish(self.out.copying)
             self._source = None
 
     def start_back(self) -> Tensor | None:
@@ -109,7 +110,7 @@ class _DiskDeposit(Deposit):
     def take(self) -> Tensor:
         self.start_back()
         self.back.waited_from = Moment.now()
-        self.back.copying.result()
+        _finish(self.back.copying)
         returned, self._returned = self._returned, None
         return returned.to(self._device)
 
@@ -156,6 +157,17 @@ class _FakeDeposit(Deposit):
 
 
 _THREAD = "memsave-disk"
+
+
+def _finish(copying: Future[Copying]) -> None:
+    """Wait for a copy; raise what went wrong with it.
+
+    Raised is a copy of the error: the original lives as long as its future, and whatever is raised here would tie all
+    tensors of the interrupted step to it.
+    """
+    error = copying.exception()
+    if error is not None:
+        raise copy.copy(error) from error
 
 
 def _timed(work: Callable[[Extent, memoryview], None], extent: Extent, memory: memoryview) -> Copying:
