@@ -27,7 +27,9 @@ _ROOM_OF = {
     **dict.fromkeys(("apply", "run", "is_recomputing"), "runner"),
     **dict.fromkeys(("HostStore", "DiskStore"), "stores"),
     **dict.fromkeys(("MemoryMeter", "Trace"), "meter"),
-    # The room is not called compare: a submodule of that name would take the function's place in this package.
+    # These rooms are not called compare and simulate: a submodule of that name would take the function's place here.
+    **dict.fromkeys(("simulate", "StreamTimeline", "BlockCosts"), "simulation"),
+    **dict.fromkeys(("Device",), "devices"),
     **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "comparison"),
 }
 _ROOMS = (
@@ -38,6 +40,9 @@ _ROOMS = (
     "flops",
     "meter",
     "formulas",
+    "devices",
+    "simulation",
+    "profiling",
     "comparison",
     "plots",
     "labs",

@@ -121,6 +121,23 @@ def active_dispatch_modes() -> list[object]:
     return _python_dispatch._get_current_dispatch_mode_stack()
 
 
+def shares_version(tensor: Tensor, witness: Tensor) -> bool:
+    """Whether a change of one counts as a change of the other.
+
+    Tensors may share memory and yet count changes apart (``.data``, ``torch.unsafe_chunk``), and no public call tells.
+    The witness is marked as changed for a moment; the private context puts its counter back.
+    """
+    version = tensor._version
+    with torch.autograd._unsafe_preserve_version_counter(witness), torch.no_grad():
+        witness.zero_()
+        return tensor._version != version
+
+
+def inside_function_transform() -> bool:
+    """Whether torch.func (vmap, grad, ...) is at work: its tensors have no storage of their own; no public question."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape but no bytes; the class has no public home."""
     return isinstance(tensor, FakeTensor)

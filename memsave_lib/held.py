@@ -25,7 +25,7 @@ class Held:
         self.tensor, self.version = tensor.detach(), tensor._version
 
     def unpack(self) -> Tensor:
-        check_version(self.tensor, self.version, self.tensor.shape)
+        check_version(self.tensor, self.version)
         return self.tensor
 
 
@@ -36,14 +36,15 @@ def witness(tensor: Tensor) -> Tensor:
     return shadow
 
 
-def check_version(tensor: Tensor, version: int, shape: Sequence[int]) -> None:
+def check_version(tensor: Tensor, version: int, shape: Sequence[int] | None = None) -> None:
     """RuntimeError, in PyTorch's words, when a saved tensor is not what it was when it was saved.
 
     Args:
         tensor: the saved tensor or its witness.
-        shape: of the saved tensor.
+        shape: of the saved tensor, where it is a witness that is asked.
     """
     if tensor._version != version:
+        shape = tensor.shape if shape is None else shape
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"[{tensor.type()} {list(shape)}] is at version {tensor._version}; expected version {version} instead"

@@ -319,7 +319,7 @@ class Log(_compat.TorchDispatchMode, MemoryListener):
 
     def trace(self, profile: torch.profiler.profile | None) -> Trace:
         audit = None if profile is None else self._audit(_compat.allocation_events(profile))
-        return Trace(self._events, self._initial, self._saved_bytes, audit, self._away)
+        return Trace(self._events, self._initial, self._saved_bytes, audit, tuple(self._away))
 
     def _audit(self, allocations: list[tuple[int, int, int]]) -> Audit:
         """The allocator's live bytes on top of those at the start; deaths of blocks unknown to the meter left out."""

@@ -53,6 +53,8 @@ class Parcel:
         self._waiting: set[int] = set()  # for the bytes that are here
         self._here: Tensor | None = None
         self._done_in = 0  # the last backward in which every ticket was served
+        # Several threads may run backward through one graph. Never held while another parcel's is asked for.
+        self._lock = threading.RLock()
         self._listener = held.listener()
         self._stored(deposit.out.nbytes)
 
@@ -71,10 +73,13 @@ class Parcel:
                 self._traffic.count_asked(on_its_way=not self.start_back(new_backward=True))
                 for ahead in self._journey.before(self._place, self._prefetch):
                     ahead.start_back()
+        with self._lock, _aside():
+            if self._here is None:
+                self.start_back(new_backward=True)  # unless another thread has taken it meanwhile, it has begun
                 self._here = self.deposit.take()
-            self._waiting = set(self._tickets)
-        here = self._here
-        self._serve(ticket)
+                self._waiting = set(self._tickets)
+            here = self._here
+            self._serve(ticket)
         return here
 
     def start_back(self, new_backward: bool = False) -> bool:
@@ -83,11 +88,12 @@ class Parcel:
         Args:
             new_backward: whoever was served has been served by an earlier backward.
         """
-        if new_backward and self._done_in == self._journey.backward:
-            self._journey.backward += 1
-        if self._here is not None or self._done_in == self._journey.backward:
-            return False
-        memory = self.deposit.start_back()
+        with self._lock:
+            if new_backward and self._done_in == self._journey.backward:
+                self._journey.backward += 1
+            if self._here is not None or self._done_in == self._journey.backward:
+                return False
+            memory = self.deposit.start_back()
         if memory is None:
             return False
         listener = held.listener()
@@ -98,10 +104,11 @@ class Parcel:
         return True
 
     def _serve(self, ticket: Ticket) -> None:
-        self._waiting.discard(id(ticket))
-        if self._here is not None and not self._waiting:
-            self._here = None
-            self._done_in = self._journey.backward
+        with self._lock:
+            self._waiting.discard(id(ticket))
+            if self._here is not None and not self._waiting:
+                self._here = None
+                self._done_in = self._journey.backward
 
     def _stored(self, nbytes: int) -> None:
         if self._listener is not None and self._traffic.lane is not None:
@@ -140,8 +147,14 @@ class _Known:
     """A storage that has left, for as long as it lives."""
 
     storage: weakref.ref[torch.UntypedStorage]
+    witness: Tensor  # of the tensor that was sent
     version: int
     parcel: weakref.ref[Parcel]
+
+    def is_current(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        """Whether what was sent is what ``tensor`` holds now."""
+        unchanged = self.storage() is storage and self.version == tensor._version
+        return unchanged and _compat.shares_version(tensor, self.witness)
 
 
 @dataclass
@@ -153,6 +166,7 @@ class _Road(threading.local):
     # Storages that do not travel, by id, and why; a dead one's number may belong to another by now.
     stay: dict[int, tuple[weakref.ref[torch.UntypedStorage], str]] = field(default_factory=dict)
     leaving: deque[weakref.ref[Parcel]] = field(default_factory=deque)
+    known: dict[int, _Known] = field(default_factory=dict)  # by id of the storage
 
 
 class Offloader:
@@ -167,7 +181,6 @@ class Offloader:
         self._store: Store | None = open_store(options.store)
         self._options, self._weights = options, weights
         self._road = _Road()
-        self._known: dict[int, _Known] = {}  # by id of the storage
         self.traffic = Traffic(self._store.lane)
 
     @contextmanager
@@ -180,18 +193,27 @@ class Offloader:
             last: whether no other follows: wait for what is still leaving.
             arguments: leaves of what the block is called with.
         """
-        tensors = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
+        if _compat.inside_function_transform():
+            raise RuntimeError(
+                "offloading does not work inside torch.func transforms (vmap, grad, ...): their tensors have no memory "
+                "of their own that could be sent away"
+            )
+        tensors, store = [leaf for leaf in arguments if isinstance(leaf, Tensor)], self._store
         if index <= self._road.block or self._road.block < 0:
             self._begin(tensors)
         self._road.block = index
         device = tensors[0].device if tensors else torch.device("cpu")
-        started = self._store.mark(device)
+        started = store.mark(device)
         with saved_tensors_hooks(self._pack, _unpack) if offload else nullcontext():
             yield
-        self._road.journey.forwards.append((index, started, self._store.mark(device)))
+        self._road.journey.forwards.append((index, started, store.mark(device)))
         if last:
-            self._let_go(0)
-            self._road.block = -1
+            self.end_forward()
+
+    def end_forward(self) -> None:
+        """Wait for what is still leaving."""
+        self._let_go(0)
+        self._road.block = -1
 
     def watch(self, output: Any) -> None:
         """Begin to bring back as soon as backward reaches the stack: its ``output`` gets a gradient.
@@ -202,7 +224,11 @@ class Offloader:
         # A leaf that is handed through is the caller's own, and would keep its hook for good.
         last = next((tensor for tensor in tensors if tensor.grad_fn is not None), None)
         if last is not None and self._options.prefetch:
-            last.register_hook(partial(_start_first, self._road.journey, self._options.prefetch))
+            start_first = partial(_start_first, self._road.journey, self._options.prefetch)
+            start_first.__torch_unserializable__ = (
+                True  # torch.save leaves it out without a warning
+            )
+            last.register_hook(start_first)
 
     def close(self) -> None:
         """Let the store end with its last parcel."""
@@ -228,12 +254,14 @@ class Offloader:
                 ticket = Ticket(parcel, tensor)
                 self._let_go(self._options.prefetch)
                 return ticket
-        self.traffic.skipped[reason or "store is full"].add(nbytes)
+        reason = reason or ("strategy was removed" if self._store is None else "store is full")
+        self.traffic.skipped[reason].add(nbytes)
         return held.keep(tensor)
 
     def _reason_to_stay(self, tensor: Tensor, nbytes: int) -> str | None:
         plain = type(tensor) in (Tensor, nn.Parameter) or _compat.is_fake(tensor)
-        if not plain or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        strided = tensor.layout is torch.strided and not tensor.is_nested
+        if not plain or not strided or tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             return "kind of tensor"
         owner = tensor if tensor._base is None else tensor._base
         if isinstance(owner, nn.Parameter):
@@ -251,22 +279,22 @@ class Offloader:
         return reason
 
     def _parcel_of(self, tensor: Tensor, nbytes: int) -> Parcel | None:
-        """The parcel of a tensor's storage, sent now if need be; None when the store is full."""
-        storage = tensor.untyped_storage()
-        known = self._known.get(id(storage))
-        if known is not None and known.storage() is storage and known.version == tensor._version:
-            parcel = known.parcel()
-            if parcel is not None:
-                self.traffic.deduplicated.add(nbytes)
-                return parcel
-        deposit = self._store.put(tensor.detach().as_strided((nbytes // tensor.itemsize,), (1,), 0))
+        """The parcel of a tensor's storage, sent now if need be; None when the store is full, or gone."""
+        storage, store, road = tensor.untyped_storage(), self._store, self._road
+        known = road.known.get(id(storage))
+        parcel = None if known is None else known.parcel()
+        if parcel is not None and known.is_current(tensor, storage):
+            self.traffic.deduplicated.add(nbytes)
+            return parcel
+        if store is None:
+            return None
+        deposit = store.put(tensor.detach().as_strided((nbytes // tensor.itemsize,), (1,), 0))
         if deposit is None:
             return None
         self.traffic.moved.add(nbytes)
-        road = self._road
         parcel = Parcel(deposit, road.journey, road.block, self._options.prefetch, self.traffic)
-        forget = partial(_forget, self._known, id(storage))
-        self._known[id(storage)] = _Known(weakref.ref(storage, forget), tensor._version, weakref.ref(parcel))
+        reference = weakref.ref(storage, partial(_forget, road.known, id(storage)))
+        road.known[id(storage)] = _Known(reference, held.witness(tensor), tensor._version, weakref.ref(parcel))
         road.leaving.append(weakref.ref(parcel))
         return parcel
 

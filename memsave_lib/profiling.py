@@ -10,7 +10,7 @@ from torch import nn
 from memsave_lib.flops import profile_blocks
 from memsave_lib.models import find_blocks
 from memsave_lib.runner import apply
-from memsave_lib.simulate import BlockCosts
+from memsave_lib.simulation import BlockCosts
 from memsave_lib.stores import NullStore
 from memsave_lib.strategies import MIN_BYTES, FullCheckpoint, KeepAll, Offload, Strategy
 

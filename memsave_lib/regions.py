@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class Region:
     tensor_slots: list[int]
     weights: Callable[[], Iterable[Tensor]]
     counts: Counts
-    read: list[tuple[Tensor, int]] = field(default_factory=list)  # weights of the first run, and their versions
+    read: list[tuple[Tensor, int] | None] | None = None  # weights of the first run, and their versions
 
     def __call__(self, *tensors: Tensor) -> Any:
         if self.arguments is not None:
@@ -80,6 +80,8 @@ class Region:
 
     def _check_weights(self) -> None:
         """Without recomputation autograd itself notices a weight that changes before backward has used it."""
+        if self.read is None:  # the function runs backward through itself: its first run has not ended
+            return
         for now, noted in zip(self.weights(), self.read, strict=True):
             weight, version = noted or (now, _version(now))
             if now is not weight or _version(now) != version:

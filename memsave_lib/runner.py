@@ -138,12 +138,12 @@ class Applied:
         self.plan = strategy.plan(len(blocks))
         self.blocks = blocks
         self._counts = Counts()
-        self._offloader = _offloader(strategy, partial(tensors_of, model))
         self._passes = _Passes()
         self._segments = {i: s for s in self.plan.segments for i in range(s.start, s.stop)}
         self._owner = calling_module(model, blocks)
         self._names = block_names(model, blocks)
         check_applicable(model, self.strategy, self.plan, blocks)
+        self._offloader = _offloader(strategy, partial(tensors_of, model))
         self._intercepted: list[object] = []
         try:
             for block in dict.fromkeys(blocks):
@@ -201,6 +201,8 @@ class Applied:
             self._passes.stack.pop()
         if current.chunk is not None:
             raise RuntimeError(current.chunk.skipped("the end of the model's call"))
+        if self._offloader is not None:
+            self._offloader.end_forward()  # of a model that left out its last blocks
         if self.plan.has_chunks:
             refuse_missing_hidden_states(output, self.strategy)
         return output

@@ -53,7 +53,7 @@ class Offloading:
     prefetch: int
 
     def __post_init__(self) -> None:
-        named = self.store in ("host", "disk") if isinstance(self.store, str) else hasattr(self.store, "put")
+        named = self.store in ("host", "disk") if isinstance(self.store, str) else hasattr(self.store, "lane")
         if not named or isinstance(self.store, type):
             raise ValueError(
                 f'store is "host", "disk" or a store such as HostStore(max_bytes="4 GiB"), got {self.store!r}'

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memsave_lib import devices, formulas
 from memsave_lib.devices import Device
-from memsave_lib.simulate import BlockCosts, simulate
+from memsave_lib.simulation import BlockCosts, simulate
 from memsave_lib.strategies import Offload
 
 LLAMA_2_7B = {"hidden": 4096, "gamma": 45.5}

@@ -16,7 +16,7 @@ from memsave_lib.devices import Device
 from memsave_lib.labs import Lab, offload_lab, offload_picture
 from memsave_lib.labs.component import PRESS_RUN
 from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS
-from memsave_lib.simulate import simulate
+from memsave_lib.simulation import simulate
 from memsave_lib.units import exact_bytes
 
 SHAPE = dict(n_layers=4, hidden=64, heads=2, batch_size=2)

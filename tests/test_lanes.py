@@ -16,7 +16,7 @@ from memsave_lib.devices import Device
 from memsave_lib.lanes import Lanes, Span
 from memsave_lib.plots.drawing import BLUE, GREEN, PURPLE, SKY, VERMILION
 from memsave_lib.plots.lanes import human_seconds, time_unit
-from memsave_lib.simulate import BlockCosts, simulate
+from memsave_lib.simulation import BlockCosts, simulate
 from memsave_lib.strategies import FullCheckpoint, KeepAll, Offload
 
 MIB = 2**20

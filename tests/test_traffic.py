@@ -114,3 +114,14 @@ def test_an_error_leaves_nothing_behind_and_the_next_step_works(stack: ms.BlockS
     stack.zero_grad()
     stack(X).sum().backward()
     assert all(torch.equal(a, b.grad) for a, b in zip(ours, stack.parameters(), strict=True))
+
+
+def test_a_trace_stays_as_it_is_when_the_graph_dies_later(stack: ms.BlockStack):
+    with ms.apply(stack, ms.Offload(min_bytes=0)), ms.MemoryMeter(stack) as meter:
+        loss = stack(X).sum()
+    trace = meter.trace
+    changes, stored = len(trace.away), trace.host_peak_bytes
+    assert stored > 0
+    loss.backward()
+    del loss
+    assert (len(trace.away), trace.host_peak_bytes) == (changes, stored)

@@ -1,4 +1,4 @@
-"""What a block of the course costs, on paper: the input of :func:`memsave_lib.simulate.simulate` without a run.
+"""What a block of the course costs, on paper: the input of :func:`memsave_lib.simulation.simulate` without a run.
 
 For a model that is at hand, :func:`memsave_lib.profiling.block_costs` measures the same.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from memsave_lib.formulas import BlockShape, block_terms
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
-from memsave_lib.simulate import BlockCosts
+from memsave_lib.simulation import BlockCosts
 from memsave_lib.strategies import MIN_BYTES
 
 

@@ -14,7 +14,7 @@ from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
 from memsave_lib.labs.stack_step import StackStep, lengths_around
 from memsave_lib.runner import Report
-from memsave_lib.simulate import simulate
+from memsave_lib.simulation import simulate
 from memsave_lib.strategies import FullCheckpoint, KeepAll, Offload
 
 #: What two cores of a laptop reach in training; the link's figures come from the slider.

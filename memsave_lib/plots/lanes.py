@@ -48,6 +48,7 @@ LEFT, RIGHT = 0.85, 0.22  # margins, in inches
 LINE, COMPUTE, COPY, GAP = 0.19, 0.3, 0.19, 0.24  # heights, in inches: a line of title, lanes, what follows them
 #: Inches below which a box has no room for an outline or a hatch.
 NARROW = 0.06
+HAIRLINE = 0.016
 UNITS = (("seconds", "s", 1.0), ("milliseconds", "ms", 1e-3), ("microseconds", "us", 1e-6))
 
 
@@ -103,6 +104,10 @@ class _Clock:
     def inches(self, duration: float) -> float:
         return duration / self.unit * (WIDTH - LEFT - RIGHT) / self.axes.get_xlim()[1]
 
+    def width(self, inches: float) -> float:
+        """So many inches, on the axis."""
+        return inches * self.axes.get_xlim()[1] / (WIDTH - LEFT - RIGHT)
+
 
 def _draw_lanes(clock: _Clock, top: float, timeline: Lanes) -> None:
     axes, end = clock.axes, timeline.step_seconds / clock.unit
@@ -123,19 +128,26 @@ def _draw_lanes(clock: _Clock, top: float, timeline: Lanes) -> None:
 
 
 def _draw_spans(clock: _Clock, top: float, height: float, kind: str, spans: Sequence[Span]) -> None:
-    """Boxes on a lane, with the number of their block wherever it has room."""
+    """Boxes on a lane, each block's number in the longest stretch of its boxes if it has room there."""
     _, face, hatch, ink = LOOKS[kind]
-    boxes = [(clock.at(span.start), span.seconds / clock.unit) for span in spans]
+    thinnest = clock.width(HAIRLINE) if kind in ("out", "in") else 0.0  # a copy shows, however short
+    boxes = [(clock.at(span.start), max(span.seconds / clock.unit, thinnest)) for span in spans]
     # A line between neighbours, unless they are so narrow that it would hide them.
     roomy = all(clock.inches(span.seconds) > NARROW for span in spans if span.seconds)
     looks = {"facecolor": face, "edgecolor": "white", "hatch": hatch}
     clock.axes.broken_barh(boxes, (top, height), linewidth=0.8 if roomy else 0, zorder=2, **looks)
+    longest: dict[int, tuple[float, float]] = {}
     for block, start, end in _stretches(spans, clock):
+        before = longest.get(block, (0.0, 0.0))
+        if end - start > before[1] - before[0]:
+            longest[block] = (start, end)
+    # Over hatches and stalls a number needs a ground of its own; on copies it would cut notches into their gaps.
+    ground = {"facecolor": face, "edgecolor": "none", "pad": 0.6} if height > COPY else None
+    for block, (start, end) in longest.items():
         if clock.inches(end - start) > 0.05 + 0.075 * len(str(block)):
             clock.axes.text(
                 clock.at((start + end) / 2), top + height / 2, block, ha="center", va="center_baseline", zorder=4,
-                fontsize=SMALL if height > COPY else SMALL - 1, color=ink,
-                bbox={"facecolor": face, "edgecolor": "none", "pad": 0.6},  # readable over hatches and stalls
+                fontsize=SMALL if height > COPY else SMALL - 1, color=ink, bbox=ground,
             )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import os
 import tempfile
 import threading
 import weakref
@@ -45,7 +46,8 @@ class DiskStore(Store):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
         self._closed = False
-        self._end = weakref.finalize(self, _end_disk_store, self._slab, self._writer, self._reader)
+        self._process = os.getpid()
+        self._end = weakref.finalize(self, _end_disk_store, self._process, self._slab, self._writer, self._reader)
 
     @property
     def stored_bytes(self) -> int:
@@ -61,7 +63,22 @@ class DiskStore(Store):
             raise RuntimeError("this DiskStore was closed: make a new one")
         if _compat.is_fake(source):
             return _FakeDeposit(source)
-        return _DiskDeposit(source, self, self._slab.reserve(source.nbytes))
+        self.check_process()
+        extent = self._slab.reserve(source.nbytes)
+        try:
+            return _DiskDeposit(source, self, extent)
+        except BaseException:
+            self._slab.give_back(extent)
+            raise
+
+    def check_process(self) -> None:
+        """RuntimeError in a process that was forked off: it shares the file with its parent, but not the threads."""
+        if not self.is_here():
+            raise RuntimeError("this DiskStore belongs to the process that made it: apply the strategy after the fork")
+
+    def is_here(self) -> bool:
+        """Whether this is the process that made the store."""
+        return os.getpid() == self._process
 
     def start_write(self, extent: Extent, memory: Tensor) -> Future[Copying]:
         return self._writer.submit(_timed, self._slab.write, extent, _bytes_of(memory))
@@ -101,11 +118,12 @@ class _DiskDeposit(Deposit):
     def start_back(self) -> Tensor | None:
         if self._returned is not None:
             return None
+        self._store.check_process()
         shape, dtype = self._like
-        self._returned = torch.empty(shape, dtype=dtype)
-        reading = self._store.start_read(self._extent, self._returned, after=self.out.copying)
-        self.back = Trip(True, self._returned.nbytes, reading)
-        return self._returned
+        memory = torch.empty(shape, dtype=dtype)
+        reading = self._store.start_read(self._extent, memory, after=self.out.copying)
+        self.back, self._returned = Trip(True, memory.nbytes, reading), memory
+        return memory
 
     def take(self) -> Tensor:
         self.start_back()
@@ -123,9 +141,15 @@ class _DiskDeposit(Deposit):
         if _on_own_thread():
             # The garbage collector came by in a thread that would wait for itself: the memory lives until all is done.
             _release_after(running, held)
-        else:
+            return
+        if not self._store.is_here():
+            return
+        try:
             wait(running)
-            _release(held)
+        except BaseException:  # the user's Ctrl-C: the copies run on, and must find their memory
+            _release_after(running, held)
+            raise
+        _release(held)
 
 
 class _FakeDeposit(Deposit):
@@ -203,7 +227,10 @@ def _release(held: list) -> None:
     give_back()
 
 
-def _end_disk_store(slab: Slab, *executors: ThreadPoolExecutor) -> None:
+def _end_disk_store(process: int, slab: Slab, *executors: ThreadPoolExecutor) -> None:
+    if os.getpid() != process:  # the threads are the parent's, and so is the work that they have been given
+        slab.close()
+        return
     # All work is done by now. The garbage collector may come by in one of these threads, which cannot wait for itself.
     for executor in executors:
         executor.shutdown(wait=not _on_own_thread())

@@ -61,7 +61,11 @@ class HostStore(Store):
         buffer = self._pool.take(source)
         if buffer is None:
             return None
-        return _HostDeposit(source, buffer, self._streams_of(source.device), self._pool)
+        try:
+            return _HostDeposit(source, buffer, self._streams_of(source.device), self._pool)
+        except BaseException:
+            self._pool.give_back(buffer)
+            raise
 
     def mark(self, device: torch.device) -> Mark:
         return self._streams_of(device).mark()
@@ -167,12 +171,11 @@ class _HostDeposit(Deposit):
         if self._returned is not None:
             return None
         shape, dtype, device = self._like
-        self._returned = torch.empty(shape, dtype=dtype, device=device)
-        after = self.out.copying.ended
-        copying = self._streams.start_copy(True, self._buffer.memory, self._returned, after=after)
-        self.back = Trip(True, self._returned.nbytes, copying)
+        memory = torch.empty(shape, dtype=dtype, device=device)
+        copying = self._streams.start_copy(True, self._buffer.memory, memory, after=self.out.copying.ended)
+        self.back, self._returned = Trip(True, memory.nbytes, copying), memory
         self._buffer.last_read = copying.ended
-        return self._returned
+        return memory
 
     def take(self) -> Tensor:
         self.start_back()

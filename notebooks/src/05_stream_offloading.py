@@ -27,7 +27,6 @@ import memsave_lib as ms
 from memsave_lib import devices, formulas, held, labs
 from memsave_lib.course import costs, disk_memory, long_text, offload_checks, peers, records
 from memsave_lib.course.env import setup
-from memsave_lib.simulate import simulate
 from memsave_lib.units import human_bytes
 
 # %% tags=["parameters"]
@@ -58,12 +57,12 @@ print(here)
 # ## 1. Send it away and bring it back
 #
 # *How much code does it take?* PyTorch hands each tensor that autograd saves to a function of yours and keeps what that
-# returns; in backward a second function turns it into the tensor again. `send` and `bring_back` are all you need.
-# Explainers show something else: a Module with a `backward` method.
+# returns; in backward a second function turns it into the tensor again. Explainers show something else: a Module with a
+# `backward` method.
 #
-# **Predict** for each: how many tensors inside a block are alive after forward, and do weights leave too? **Measure** with
-# weak references, witnesses that keep nothing alive. (Without a GPU, copies lie in the same memory, which stands in for
-# the host's.)
+# **Predict** for each: of a block's six layers, how many outputs are alive after forward, and do weights leave too?
+# **Measure** with weak references, witnesses that keep nothing alive. (Without a GPU, copies lie in the same memory,
+# which stands in for the host's.)
 
 
 # %%
@@ -128,11 +127,12 @@ with ms.apply(stack, ms.Offload()) as applied:
 print(f"ms.Offload(): {applied.report.offload}")
 
 # %% [markdown]
-# Autograd walks through operations, not Modules: nobody calls that `backward`. The graph still holds every tensor, and a copy
-# has come on top. Claim A6, that such code offloads, is false.
+# Autograd walks through operations, not Modules: nobody calls that `backward`. The graph still holds every tensor (the
+# two outputs that are only added were never saved), and a copy has come on top. Claim A6, that such code offloads, is
+# false.
 #
-# Hooks free, but they also send weights, which are alive anyway: a copy costs memory and saves none. `ms.Offload()` leaves
-# those, small tensors, the stack's input, and the last block, which backward wants at once. Shared storages travel once.
+# Hooks free, but also send weights, which are alive anyway: such a copy only costs memory. `ms.Offload()` keeps those,
+# small tensors, the stack's input,  and the last block, which backward wants at once.
 #
 # ### Exercise: the bytes that leave
 #
@@ -178,8 +178,8 @@ print(offload_checks.check_bytes_that_leave(bytes_that_leave, here))
 # *The same bytes three times: who waits?* `prefetch=n` lets n tensors leave, or come back ahead of use, while computation
 # goes on. With 0 each copy is waited for on the spot. **Predict** how many are on their way already when backward asks.
 #
-# First measured, with this machine's disk and threads. Then **simulated**, not yet run on a GPU: a T4 by cited figures,
-# blocks of width 4,096, 4,096 tokens in half precision.
+# First measured, with your disk and threads. Then **simulated**, not yet run on a GPU: a T4 by cited figures, width
+# 4,096, 4,096 tokens in half precision.
 
 # %%
 disk = "disk" if hasattr(os, "preadv") else "host"  # Windows lacks what a DiskStore needs
@@ -196,20 +196,19 @@ ms.plots.stream_lanes(measured, seconds=False)
 # %%
 large = formulas.BlockShape(1, 4096, 4096, 32, dtype="float16", device="cuda")
 blocks, plan = costs.stack_costs(large, here.n_layers), ms.Offload().plan(here.n_layers)
-timelines = {f"T4, prefetch={n}": simulate(blocks, plan, devices.T4, prefetch=n) for n in (0, 2, 4)}
+timelines = {f"T4, prefetch={n}": ms.simulate(blocks, plan, devices.T4, prefetch=n) for n in (0, 2, 4)}
 for name, one in timelines.items():
     print(f"{name}: waits {len(one.stalls)} times, {one.stall_seconds / one.step_seconds:.1%} of the step")
 ms.plots.stream_lanes(timelines, seconds=False)
 
 # %% [markdown]
-# With 0, copies and computation never run together. With 2, nearly all waiting is gone, for the memory of a few tensors under
-# way. (A measured backward shows by what it asks for: the gap is the last block's. On a CPU copying takes a core from
-# computing.)
+# With 0, copies and computation never run together. With 2, nearly all waiting is gone, for the memory of a few tensors
+# under way. (The gap is the last block's backward, which asks for nothing. Copies take a core from computing here.)
 #
 # ### Your turn: the lab
 #
-# *How slow may the link be before red appears?* Your stack on a machine of 100 GFLOP/s, simulated: sliders change the
-# picture at once. *Run* trains a real, metered step with your own disk.
+# *How fast must the link be for the waiting to vanish?* Your stack on a machine of 100 GFLOP/s, simulated: sliders
+# change the picture at once. *Run* trains a real, metered step with your own disk.
 
 # %%
 labs.offload_picture(shape, here.n_layers, bandwidth=1000, prefetch=2, seconds=False)
@@ -220,17 +219,17 @@ labs.offload_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.s
 # %% [markdown]
 # ## 3. When does it hide?
 #
-# A block of width *h* computes 24*h*² + κ*sh* FLOPs a token (κ = 2 for causal attention, 4 for full) and sends γ*h* bytes a
-# token. With *F* FLOP/s and *B* bytes/s the copy hides exactly when
+# A block of width *h* computes 24*h*² + κ*sh* FLOPs a token (κ = 2 for causal attention, 4 for full) and sends γ*h*
+# bytes a token. With *F* FLOP/s and *B* bytes/s the copy hides, with enough tensors under way, when
 #
 # $$24h + \kappa s \ge \gamma F / B.$$
 #
-# The batch drops out; backward has twice the work for the same bytes. In half precision γ is 2 for a block's input, 34 for all
-# that a GPT block saves, 45.5 for Llama-2-7B's; in float32 about twice that.
+# The batch drops out; backward has twice the work for the same bytes. In half precision γ is 2 for a block's input, 34
+# for all that a GPT block with dropout saves, 45.5 for Llama-2-7B's. Yours has 4 and 64: float32, no dropout.
 #
-# **Predict** for your machine, a T4, an A100, an H100: from how many tokens on does each hide? And judge three claims. A1: *a
-# 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25 GB/s take 0.8 s*. A4: *offloading slows
-# training 2–3 times with overlap, 3–5 times in practice*.
+# **Predict** for *F/B* = 2,353 (a T4), 6,326 (A100), 7,260 (H100) and *h* = 4,096: from how many tokens on does each
+# hide? And judge three claims. A1: *a 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25
+# GB/s take 0.8 s*. A4: *offloading slows training 2–3 times with overlap, 3–5 times in practice*.
 
 # %% tags=["nbval-ignore-output"]
 machine = devices.measure(here.device, seconds=1.0)
@@ -254,24 +253,25 @@ pd.DataFrame(rows).T
 inputs = 32 * 32_768 * 4096 * 2
 print(f"A1: {inputs / 1e9:.1f} GB are the block inputs alone; everything is {34 / 2:.0f} to {45.5 / 2:.1f} times that")
 print(f"A3: {2 * 10 / 25:.1f} of a second: right arithmetic, but a cost only where somebody waits")
-pageable = replace(devices.T4, name="T4, memory not pinned", copy_out=1.65e9, copy_in=1.65e9)
+pageable = replace(devices.T4, name="T4, memory not pinned", copy_out=1.65e9, copy_in=1.65e9)  # data/devices.json
 blocks, times = costs.stack_costs(large, 32), {}
 for one in (devices.T4, devices.A100, devices.H100, pageable):
     for what, strategy in {"everything": ms.KeepAll(), "block inputs": ms.FullCheckpoint()}.items():
         for how, prefetch in {"overlapped": 4, "blocking": 0}.items():
-            step = simulate(blocks, ms.Offload(strategy).plan(32), one, prefetch=prefetch)
+            step = ms.simulate(blocks, ms.Offload(strategy).plan(32), one, prefetch=prefetch)
             times.setdefault(f"{what}, {how}", {})[one.name] = f"{step.step_seconds / step.compute_seconds:.2f}"
 print("A4: 32 such blocks, times the step without copies:")
 pd.DataFrame(times)
 
 # %% [markdown]
-# Block inputs hide anywhere here; everything at very long context only, unless the device computes slowly, as a T4 and your CPU
-# do. A1 counts the inputs alone. A4 is right for copies that block or whose memory is not pinned. (Simulated, **not yet run on a GPU**.)
+# Block inputs hide anywhere here; everything at very long context only, unless the device computes slowly, as a T4 and
+# your CPU do. A1 counts the inputs alone. A4 is right only where memory is not *pinned* (locked in place for the copy
+# engines). (Simulated, **not yet run on a GPU**.)
 #
 # ### Exercise: the slowest link
 #
-# *Difficulty 1 of 3, 10 minutes.* Checkpoint chunks of `blocks_per_copy` blocks, and one input leaves for them all. How many
-# bytes a second must the link carry so that its copy just hides? Attention is causal.
+# *Difficulty 1 of 3, 10 minutes.* Chunks of `blocks_per_copy` blocks are checkpointed: one input leaves for each chunk.
+# How many bytes a second must the link carry so that its copy just hides? Attention is causal.
 
 
 # %%
@@ -333,21 +333,21 @@ each = [sum(copy.nbytes for copy in copies if copy.block == block) for block in 
 print("bytes that leave, block by block:", ", ".join(f"{nbytes:,}" for nbytes in each))
 blocks = costs.stack_costs(large, here.n_layers)
 for keep_last in range(3):
-    one = simulate(blocks, ms.Offload(keep_last=keep_last).plan(here.n_layers), devices.T4)
+    one = ms.simulate(blocks, ms.Offload(keep_last=keep_last).plan(here.n_layers), devices.T4)
     turn = sum(stall.seconds for stall in one.stalls if stall.kind != "leaving")
     print(f"T4, keep_last={keep_last}: waiting at the turn is {turn / one.step_seconds:.1%} of the step")
 
 # %% [markdown]
-# Checkpoints left, the peak stayed: it sits in the recomputation of the first block, when all other checkpoints are used up
-# and gradients have piled up beside one live block. Checkpoints weigh with many blocks and long sequences only.
+# Checkpoints left, the peak stayed: it sits in the first block's backward, when all other checkpoints are used up and
+# gradients have piled up beside one live block. Checkpoints weigh with many blocks and long sequences only.
 #
-# Blocks are equal, but for the stack's input. The last are wanted first: who sends them waits for them to leave and to
-# return, with nothing else to do. A5 is false.
+# Blocks are equal, but for the stack's input. The last are wanted first: whoever sends them waits for them to leave and
+# to return. A5 is false.
 #
 # ## 5. A real disk
 #
-# *Does the process become smaller?* Ask the system for the resident memory (RSS) of a process of its own. (Told to give freed
-# memory back: `MALLOC_MMAP_THRESHOLD_`.)
+# *Does the process become smaller?* Ask the system for the resident memory (RSS) of a process of its own.
+# (`MALLOC_MMAP_THRESHOLD_` makes it give freed memory back.)
 #
 # *And when the disk is full?* Writing happens in a thread, later. **Predict**: an error, a hang, or a wrong gradient? Here the
 # failure is injected.
@@ -379,8 +379,8 @@ except OSError as error:
 print("the next step is right:", step(ms.Offload(store=disk)) and all(map(torch.equal, gradients[-1], gradients[0])))
 
 # %% [markdown]
-# An error, within the step. And RSS fell. But beware of the **page cache**: the system keeps written pages in memory that
-# nobody needs. So small runs "on disk" are fast, and large ones suddenly are not.
+# An error, within the step. And RSS fell. But beware of the **page cache**: the system keeps written pages in memory
+# while there is room. So small runs "on disk" are fast, and large ones suddenly are not.
 #
 # ### Exercise: three bugs in ten lines
 #
@@ -424,8 +424,9 @@ print(offload_checks.check_hooks(Hooks, here))
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Two kinds of tensors stay: weights, recognized by their storage's address, and small ones. For these keep
-# `tensor.detach()`. The ticket needs four things: where the tensor lived, its copy, a witness, and the version at packing.
+# Two kinds of tensors stay: weights, recognized by their storage's address, and those below 65,536 bytes. For these
+# keep `tensor.detach()`. The ticket needs four things: where the tensor lived, its copy, a witness, and
+# `tensor._version` at packing. `shape` is the saved tensor's.
 #
 # </details>
 #
@@ -437,9 +438,10 @@ print(offload_checks.check_hooks(Hooks, here))
 #
 # ## 6. GPT-2 on a book
 #
-# The explainer's homework: GPT-2 on 8,192 tokens of a book, checkpointing against offloading. GPT-2 has 1,024 positions; here
-# its position table is as long as the text. A10: *offloading cuts the peak by 20–40 %, doubles or triples the step time,
-# leaves perplexity unchanged*. **Predict** the three, first for a small GPT-2 on your machine.
+# The explainers' homework: GPT-2 on 8,192 tokens of a book, checkpointing against offloading. GPT-2 has 1,024
+# positions; here its position table is as long as the text. A10: *offloading cuts the peak by 20–40 %, doubles or
+# triples the step time, leaves perplexity unchanged*. **Predict** the three, first for a GPT-2 of 6 blocks and width
+# 256, with twice your `seq_len`.
 
 # %%
 book = long_text.long_text("mini", seq_len=2 * here.seq_len, steps=here.steps, store=disk, device=here.device)
@@ -470,17 +472,16 @@ for name in ("held_bytes", "peak_bytes"):
 tools
 
 # %% [markdown]
-# A10: perplexity must be equal, and is. The other two numbers mean nothing without saying what is offloaded and where the peak
-# is. Other tools (the last table, on a CPU) are exact too; some copy without freeing, some need an accelerator. On a GPU all
-# this is **not yet run**.
+# A10: perplexity must be equal, and is. The other two numbers mean nothing without saying what is offloaded and where
+# the peak is. Other tools (the last table) are exact too. Without a GPU their copies count as held, ours do not; one
+# needs a GPU. On a GPU all this is **not yet run**.
 #
 # ## What you should have noticed
 #
-# - A graph that still holds the tensor, or a weight that leaves, saves nothing. A returned argument leaks. A tensor changed in
-#   place, or read before its copy has arrived, corrupts gradients.
+# - A graph that still holds the tensor, or a weight that leaves, saves nothing. A returned argument leaks. A tensor changed in place corrupts gradients.
 # - The same bytes cost nothing or a multiple of the step: it depends on who waits.
-# - Block inputs hide nearly anywhere, everything almost nowhere or at very long context.
-# - A peak in the recomputation does not care where checkpoints lie.
+# - Block inputs hide nearly anywhere; everything on slow devices, or at very long context.
+# - A peak beside one live block does not care where checkpoints lie.
 #
 # ## Next
 #

@@ -141,7 +141,7 @@ class _Step:
     def backward(self, segments: Sequence[Segment]) -> None:
         for segment in reversed(segments):
             if segment.recompute:
-                if segment.offload:
+                if segment.offload and self.costs[segment.start].checkpoint:
                     self._take()
                 self._run_again(segment)
                 self.backward(segment.body())
@@ -187,7 +187,7 @@ class _Step:
         """Run a block's backward, which lets go of one saved tensor after the other."""
         cost = self.costs[block]
         for nbytes in reversed(cost.saved):
-            if sent:
+            if sent and nbytes:
                 self._take()
             self._run("backward", block, cost.backward / len(cost.saved))
             self._hold(-nbytes)
@@ -195,6 +195,8 @@ class _Step:
             self._run("backward", block, cost.backward)
 
     def _pack(self, block: int, nbytes: int) -> None:
+        if nbytes == 0:  # the stack's own input: whoever called it holds it
+            return
         if 0 < self.prefetch <= len(self.copies_out) - self.gone:
             self._let_go()
         self.copies_out.append(self._copy("out", self.copies_out, self.bandwidth_out, block, nbytes))

@@ -17,7 +17,7 @@ import memsave_lib as ms
 from memsave_lib.devices import Device
 from memsave_lib.lanes import Lanes, Span
 from memsave_lib.plan import BlockFlops, Plan, Segment
-from memsave_lib.simulate import BlockCosts, simulate
+from memsave_lib.simulation import BlockCosts, simulate
 from memsave_lib.strategies import Chunked, FullCheckpoint, KeepAll, Offload, Recursive, Selective, SelectiveOps
 
 #: One FLOP, and one byte each way, a second: costs are seconds.
@@ -276,6 +276,7 @@ def test_what_leaves_comes_back_in_reverse_at_the_speed_of_the_link(step):
         if segment.offload
         for block in ([segment.start] if segment.recompute else range(segment.start, segment.stop))
         for nbytes in ([costs[block].checkpoint] if segment.recompute else costs[block].saved)
+        if nbytes
     ]
     assert [(copy.block, copy.nbytes) for copy in timeline.copy_out] == sent
     assert [(copy.block, copy.nbytes) for copy in timeline.copy_in] == sent[::-1]
@@ -436,5 +437,5 @@ def test_wrong_costs_are_named(options, error, message):
 
 
 def test_simulating_needs_no_torch():
-    program = "import sys, memsave_lib.simulate, memsave_lib.devices as d; d.T4; assert 'torch' not in sys.modules"
+    program = "import sys, memsave_lib.simulation, memsave_lib.devices as d; d.T4; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
