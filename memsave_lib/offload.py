@@ -225,9 +225,7 @@ class Offloader:
         last = next((tensor for tensor in tensors if tensor.grad_fn is not None), None)
         if last is not None and self._options.prefetch:
             start_first = partial(_start_first, self._road.journey, self._options.prefetch)
-            start_first.__torch_unserializable__ = (
-                True  # torch.save leaves it out without a warning
-            )
+            start_first.__torch_unserializable__ = True  # torch.save leaves it out without a warning
             last.register_hook(start_first)
 
     def close(self) -> None:
