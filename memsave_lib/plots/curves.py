@@ -95,8 +95,10 @@ def _draw_against(
             at = (mark - numbers[0]) / max(numbers[-1] - numbers[0], 1)
             right = at < 0.25 or (rises != above and at < 1)
             text = f"{word}: {human_bytes(curve[mark])}" if word else human_bytes(curve[mark])
+            # At the end of a flat curve the words lie along it, and need more room.
+            height = (18 if at == 1 and not rises else 10) if above else -11
             axes.annotate(
-                text, (mark, curve[mark] / size), (7 if right else -7, 10 if above else -11),
+                text, (mark, curve[mark] / size), (7 if right else -7, height),
                 textcoords="offset points", fontsize=TEXT, ha="left" if right else "right", va="center",
                 bbox=ON_WHITE, zorder=3,
             )  # fmt: skip

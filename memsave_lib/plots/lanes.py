@@ -137,17 +137,20 @@ def _draw_spans(clock: _Clock, top: float, height: float, kind: str, spans: Sequ
     looks = {"facecolor": face, "edgecolor": "white", "hatch": hatch}
     clock.axes.broken_barh(boxes, (top, height), linewidth=0.8 if roomy else 0, zorder=2, **looks)
     longest: dict[int, tuple[float, float]] = {}
-    for block, start, end in _stretches(spans, clock):
+    copies = height == COPY
+    # A computation goes on behind its stalls; copies are told apart by their gaps, which a number would hide.
+    stretches = [(span.block, span.start, span.end) for span in spans] if copies else _stretches(spans, clock)
+    for block, start, end in stretches:
         before = longest.get(block, (0.0, 0.0))
         if end - start > before[1] - before[0]:
             longest[block] = (start, end)
-    # Over hatches and stalls a number needs a ground of its own; on copies it would cut notches into their gaps.
-    ground = {"facecolor": face, "edgecolor": "none", "pad": 0.6} if height > COPY else None
+    # Over hatches and stalls a number needs a ground of its own.
+    ground = None if copies else {"facecolor": face, "edgecolor": "none", "pad": 0.6}
     for block, (start, end) in longest.items():
         if clock.inches(end - start) > 0.05 + 0.075 * len(str(block)):
             clock.axes.text(
                 clock.at((start + end) / 2), top + height / 2, block, ha="center", va="center_baseline", zorder=4,
-                fontsize=SMALL if height > COPY else SMALL - 1, color=ink, bbox=ground,
+                fontsize=SMALL - 1 if copies else SMALL, color=ink, bbox=ground,
             )  # fmt: skip
 
 

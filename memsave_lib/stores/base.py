@@ -59,6 +59,9 @@ class Store(ABC):
 
     lane: str | None  # "host" or "disk"; None: where they are
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def put(self, source: Tensor) -> Deposit | None:
         """Start to copy a one-dimensional, contiguous tensor; comes back at once. None when there is no room for it."""

@@ -89,7 +89,7 @@ for n in some:
     if rest == 0:
         peak = formulas.chunked_peak_bytes(here.n_layers, m, shape)
         terms = f"{n:>2} + {m:>2} x {block / unit:.2f} + {W / unit:.2f} = {peak / unit:6.2f} checkpoints"
-        print(f"{terms} with {m} blocks a chunk; measured: {measured[n] - peak:+} bytes")
+        print(f"m = {m:>2}: {terms}; measured: {measured[n] - peak:+} bytes")
 print(f"with unequal chunks too, the largest difference is {max(abs(measured[n] - predicted[n]) for n in some)} bytes")
 root, best = round(math.sqrt(here.n_layers)), min(reversed(predicted), key=predicted.get)
 print(f"lowest peak: {best} chunks; the root of L says {root}")
@@ -225,7 +225,7 @@ for n in [] if missing else sorted({1, three, here.n_layers}):
     for name, (held, seen, gradients) in results.items():
         equal = all(map(torch.equal, gradients, plain_gradients))
         print(
-            f"{n:>2} chunks, {name:<9} {human_bytes(held):>9} alive, hooks see {human_bytes(seen):>9}; equal: {equal}"
+            f"chunks: {n:<3} {name:<9} {human_bytes(held):>9} alive, hooks see {human_bytes(seen):>9}; equal: {equal}"
         )
 
 # %% [markdown]
