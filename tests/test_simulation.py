@@ -222,6 +222,8 @@ def moments(timeline, costs, plan):
     """
     packed, used = [], []
     for segment in (segment for segment in plan.segments if segment.offload):
+        if segment.recompute and costs[segment.start].checkpoint == 0:
+            continue  # nothing to send: the input of the whole stack
         if segment.recompute:
             blocks = range(segment.start, segment.stop)
             before = [span.end for span in timeline.compute if span.kind == "forward" and span.block < segment.start]
@@ -230,7 +232,7 @@ def moments(timeline, costs, plan):
             continue
         for block in range(segment.start, segment.stop):
             count = len(costs[block].saved)
-            for j in range(count):
+            for j in (j for j in range(count) if costs[block].saved[j]):
                 packed.append(reached(timeline, "forward", block, costs[block].forward * (j + 1) / count, after=False))
                 used.append(reached(timeline, "backward", block, costs[block].backward * (count - 1 - j) / count))
     return packed, used
