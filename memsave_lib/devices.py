@@ -32,6 +32,7 @@ class Device:
         flops: FLOPs per second that large matrix products or training reach, far below what data sheets call peak.
         copy_out: bytes per second from the device to the host.
         copy_in: bytes per second from the host to the device.
+        copy_pageable: the same, either way, from host memory that is not pinned.
         disk_write: bytes per second to a disk.
         disk_read: bytes per second from a disk.
         memory: bytes.
@@ -43,6 +44,7 @@ class Device:
     flops: float | None = None
     copy_out: float | None = None
     copy_in: float | None = None
+    copy_pageable: float | None = None
     disk_write: float | None = None
     disk_read: float | None = None
     memory: int | None = None
@@ -50,7 +52,7 @@ class Device:
     bands: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in (*RATES, "memory"):
+        for name in (*RATES, "copy_pageable", "memory"):
             value = getattr(self, name)
             if value is not None:
                 _positive(name, value)
@@ -73,6 +75,11 @@ class Device:
             )
             raise ValueError(f"{figure} of {self.name} is not known; use devices.measure(), or {hint}")
         return value
+
+    def pageable(self) -> Device:
+        """This device with host memory that is not pinned."""
+        rate = self.need("copy_pageable")
+        return replace(self, name=f"{self.name}, memory not pinned", copy_out=rate, copy_in=rate)
 
     def with_disk(self, disk: Device) -> Device:
         """This device with the disk of another, such as ``devices.A100.with_disk(devices.NVME)``."""
@@ -111,8 +118,9 @@ def _read() -> dict:
 
 def _gpu(entry: dict) -> Device:
     copy = entry["host_copy"]
-    cited = {"flops": entry["achieved_flops"], "copy_out": copy, "copy_in": copy, "memory": entry.get("memory")}
-    return _device(entry["name"], cited)
+    cited = {"flops": entry["achieved_flops"], "copy_out": copy, "copy_in": copy}
+    more = {"copy_pageable": entry.get("host_copy_pageable"), "memory": entry.get("memory")}
+    return _device(entry["name"], cited | more)
 
 
 def _device(name: str, cited: Mapping[str, dict | None]) -> Device:

@@ -26,9 +26,19 @@ def test_a_gpu_says_what_it_reaches_and_who_says_so(name):
     assert device == devices.presets()[name]
     assert device.name == name
     assert None not in (device.flops, device.copy_out, device.copy_in, device.memory)
-    assert set(device.source) == {"flops", "copy_out", "copy_in", "memory"}
+    cited = {"flops", "copy_out", "copy_in", "memory"} | ({"copy_pageable"} if name == "T4" else set())
+    assert set(device.source) == cited
     assert (device.disk_write, device.disk_read, device.band) == (None, None, 0.0)
     assert pickle.loads(pickle.dumps(device)) == device
+
+
+def test_memory_that_is_not_pinned_is_cited_for_a_t4_only():
+    data = json.loads(devices.DEVICES_FILE.read_text(encoding="utf-8"))
+    pageable, (entry,) = devices.T4.pageable(), [one for one in data["devices"] if one["name"] == "T4"]
+    assert pageable.copy_out == pageable.copy_in == entry["host_copy_pageable"]["value"] < devices.T4.copy_out
+    assert (pageable.name, pageable.flops) == ("T4, memory not pinned", devices.T4.flops)
+    with pytest.raises(ValueError, match="copy_pageable of A100 is not known"):
+        devices.A100.pageable()
 
 
 def test_presets_are_the_file():

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import html
-import re
 
-import ipywidgets as widgets
 import pytest
 import torch
 
 import memsave_lib as ms
+from lab_reading import read, rows
 from memsave_lib import formulas, plots
 from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
-from memsave_lib.labs import Lab, offload_lab, offload_picture
+from memsave_lib.labs import offload_lab, offload_picture
 from memsave_lib.labs.component import PRESS_RUN
 from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS
 from memsave_lib.simulation import simulate
@@ -25,15 +24,6 @@ SHAPE = dict(n_layers=4, hidden=64, heads=2, batch_size=2)
 @pytest.fixture(autouse=True)
 def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PRESS_RUN, raising=False)
-
-
-def read(widget: widgets.HTML) -> str:
-    return html.unescape(re.sub(r"<[^>]*>", " ", widget.value)).strip()
-
-
-def rows(lab: Lab) -> list[list[str]]:
-    table = re.findall(r"<tr>(.*?)</tr>", lab.table.value)
-    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in table]
 
 
 def shape_at(seq_len: int) -> formulas.BlockShape:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import ipywidgets as widgets
 import pytest
 import torch
 from torch import nn
 
+from lab_reading import read, rows
 from memsave_lib import formulas
 from memsave_lib.comparison import measure
 from memsave_lib.labs import Job, Lab, LabConfig, Prediction, Slider, selective_lab
@@ -36,16 +35,6 @@ def no_thread_is_left() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PRESS_RUN, raising=False)
-
-
-def read(widget: widgets.HTML) -> str:
-    """The text of a widget as a reader sees it."""
-    return html.unescape(re.sub(r"<[^>]*>", " ", widget.value)).strip()
-
-
-def rows(lab: Lab) -> list[list[str]]:
-    table = re.findall(r"<tr>(.*?)</tr>", lab.table.value)
-    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in table]
 
 
 def state(lab: Lab) -> tuple[bool, bool, bool]:

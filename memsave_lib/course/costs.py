@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsave_lib.formulas import BlockShape, block_terms
+from memsave_lib.formulas import BlockShape, block_storages
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
 from memsave_lib.simulation import BlockCosts
 from memsave_lib.strategies import MIN_BYTES
@@ -20,10 +20,7 @@ def saved_storages(shape: BlockShape) -> tuple[int, ...]:
     """
     if shape.attention != "sdpa" or shape.dropout or shape.autocast:
         raise ValueError(f"the storages are listed for attention='sdpa', dropout 0 and no autocast only, got {shape}")
-    sizes: list[int] = []
-    for name, size in block_terms(shape).items():
-        sizes += [size // 2] * 2 if name.endswith("statistics") else [size]
-    return tuple(sizes)
+    return block_storages(shape)
 
 
 def paper_costs(shape: BlockShape, min_bytes: int = MIN_BYTES) -> BlockCosts:

@@ -17,6 +17,7 @@ log-sum-exp, which the paper leaves out, are counted here.
 from memsave_lib.formulas.blocks import (
     BlockShape,
     block_saved_bytes,
+    block_storages,
     block_terms,
     element_bytes,
     offloaded_bytes,
@@ -56,6 +57,7 @@ __all__ = [
     "best_chunk_count",
     "block_parameters",
     "block_saved_bytes",
+    "block_storages",
     "block_terms",
     "checkpointing_moves_peak",
     "chunked_peak_bytes",

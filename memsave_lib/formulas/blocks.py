@@ -127,6 +127,27 @@ def block_saved_bytes(shape: BlockShape, recompute_ops: Collection[str] = ()) ->
     return sum(block_terms(shape, recompute_ops).values())
 
 
+def block_storages(shape: BlockShape, recompute_ops: Collection[str] = ()) -> tuple[int, ...]:
+    """Bytes of each storage that one kept block saves, in the order in which the block runs; its input is the first.
+
+    Args:
+        shape: of the block and its input; dropout 0, no autocast.
+        recompute_ops: as for :func:`block_terms`, of which this is the sum again.
+    """
+    if shape.dropout or shape.autocast:
+        raise ValueError("storages are listed for dropout 0 without autocast: other blocks save other storages")
+    # Queries, keys and values lie in one storage, but a batched matrix product copies its operands: attention that is
+    # written out keeps three, unless there is one sequence or one head.
+    written_out = shape.attention == "math" and "attention" not in recompute_ops
+    operands = 3 if written_out and shape.batch > 1 and shape.heads > 1 else 1
+    pieces = {"norm 1 statistics": 2, "norm 2 statistics": 2, "queries, keys, values": operands}
+    return tuple(
+        size // pieces.get(name, 1)
+        for name, size in block_terms(shape, recompute_ops).items()
+        for _ in range(pieces.get(name, 1))
+    )
+
+
 def stack_saved_bytes(plan: Plan, shape: BlockShape, min_bytes: int = MIN_BYTES) -> int:
     """Saved bytes of a :class:`~memsave_lib.models.BlockStack` at the end of forward, under any plan.
 
@@ -155,18 +176,7 @@ def offloaded_bytes(plan: Plan, shape: BlockShape, min_bytes: int = MIN_BYTES) -
         shape: of the blocks and their input; dropout 0, no autocast.
         min_bytes: of the strategy.
     """
-    if shape.dropout or shape.autocast:
-        raise ValueError("what leaves is forecast for dropout 0 without autocast: other blocks save other storages")
-    # Queries, keys and values lie in one storage, but a batched matrix product copies its operands: attention that is
-    # written out keeps three, unless there is one sequence or one head.
-    written_out = shape.attention == "math" and "attention" not in plan.recompute_ops
-    operands = 3 if written_out and shape.batch > 1 and shape.heads > 1 else 1
-    pieces = {"norm 1 statistics": 2, "norm 2 statistics": 2, "queries, keys, values": operands}
-    sizes = [
-        size // pieces.get(name, 1)
-        for name, size in block_terms(shape, plan.recompute_ops).items()
-        for _ in range(pieces.get(name, 1))
-    ]
+    sizes = block_storages(shape, plan.recompute_ops)
     checkpoint = shape.checkpoint_bytes if shape.checkpoint_bytes >= min_bytes else 0
     block = sum(size for size in sizes if size >= min_bytes)
     others = plan.n_blocks - 1

@@ -16,7 +16,6 @@ import errno
 import os
 import weakref
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -252,9 +251,8 @@ pd.DataFrame(rows).T
 inputs = 32 * 32_768 * 4096 * 2
 print(f"A1: {inputs / 1e9:.1f} GB are the block inputs alone; everything is {34 / 2:.0f} to {45.5 / 2:.1f} times that")
 print(f"A3: {2 * 10 / 25:.1f} of a second: right arithmetic, but a cost only where somebody waits")
-pageable = replace(devices.T4, name="T4, memory not pinned", copy_out=1.65e9, copy_in=1.65e9)  # data/devices.json
 blocks, times = costs.stack_costs(large, 32), {}
-for one in (devices.T4, devices.A100, devices.H100, pageable):
+for one in (devices.T4, devices.A100, devices.H100, devices.T4.pageable()):
     for what, strategy in {"everything": ms.KeepAll(), "block inputs": ms.FullCheckpoint()}.items():
         for how, prefetch in {"overlapped": 4, "blocking": 0}.items():
             step = ms.simulate(blocks, ms.Offload(strategy).plan(32), one, prefetch=prefetch)
