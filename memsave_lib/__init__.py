@@ -27,7 +27,8 @@ _ROOM_OF = {
     **dict.fromkeys(("apply", "run", "is_recomputing"), "runner"),
     **dict.fromkeys(("HostStore", "DiskStore"), "stores"),
     **dict.fromkeys(("MemoryMeter", "Trace"), "meter"),
-    # These rooms are not called compare and simulate: a submodule of that name would take the function's place here.
+    **dict.fromkeys(("estimate", "Estimate"), "estimation"),
+    # These rooms are not called compare, simulate and estimate: a submodule would take the function's place here.
     **dict.fromkeys(("simulate", "StreamTimeline", "BlockCosts"), "simulation"),
     **dict.fromkeys(("Device",), "devices"),
     **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "comparison"),
@@ -43,6 +44,7 @@ _ROOMS = (
     "devices",
     "simulation",
     "profiling",
+    "estimation",
     "comparison",
     "plots",
     "labs",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses import fake_tensor
 from torch.utils import _python_dispatch, _pytree
 
 # The base class of dispatch modes has no public home; torch.testing and torchao import it from here too.
@@ -140,7 +141,7 @@ def inside_function_transform() -> bool:
 
 def is_fake(tensor: Tensor) -> bool:
     """Whether a tensor has a shape but no bytes; the class has no public home."""
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, fake_tensor.FakeTensor)
 
 
 def start_memory_profile() -> torch.profiler.profile:
@@ -192,3 +193,81 @@ def allocation_events(profile: torch.profiler.profile) -> list[tuple[int, int, i
         if event.tag == torch._C._profiler._EventType.Allocation:
             found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
     return sorted(found, key=lambda allocation: allocation[0])
+
+
+#: What a fake tensor raises when a model wants to know its values. The classes have no public home.
+FAKE_TENSORS_HAVE_NO_VALUES = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.UnsupportedFakeTensorException,
+)
+
+
+def fake_mode() -> AbstractContextManager[None]:
+    """A context in which every tensor that is made has a shape but no bytes.
+
+    Private, but what torch.export and torch.compile themselves trace with; there is no public one. A real tensor that a
+    model holds outside of parameters and buffers is taken in as a fake one.
+    """
+    return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_copy(model: nn.Module, mode: Any) -> nn.Module:
+    """A copy of a model with fake parameters and buffers: shared ones stay shared, nothing is allocated."""
+    memo = {
+        id(tensor): mode.from_tensor(tensor, static_shapes=True) for tensor in (*model.parameters(), *model.buffers())
+    }
+    copied = copy.deepcopy(model, memo)
+    for parameter in copied.parameters():
+        parameter.grad = None
+    return copied
+
+
+def model_from_config(config: object) -> nn.Module:
+    """The causal language model of a Hugging Face configuration; asked for here, where transformers is loaded late."""
+    from transformers import AutoModelForCausalLM, PretrainedConfig
+
+    if not isinstance(config, PretrainedConfig):
+        raise TypeError(
+            f"build_model is a function that builds a model, or a configuration of Hugging Face, got {config!r}"
+        )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
+
+
+def as_fake(tensor: Tensor, mode: Any) -> Tensor:
+    return tensor if is_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
+
+
+def decide_masks_without_values(model: nn.Module) -> None:
+    """Let a Hugging Face model with fused attention decide about its masks by shapes alone.
+
+    Whether it needs a mask of seq_len x seq_len it finds out by looking at positions; of fake ones it cannot see that
+    they are plain, and makes a mask that no real run has. Registered under a name of its own is the same attention with
+    masks for plain positions: made where a window is shorter than the sequence, where some token is padding, or where a
+    model adds a pattern of its own, and nowhere else.
+    """
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def mask(*, kv_length: int, **more: Any) -> Tensor | None:
+        # Older versions say where the queries stand instead of how many there are.
+        q_length = more["q_length"] if "q_length" in more else len(more["cache_position"])
+        window, bidirectional = more.get("local_size"), more.get("allow_is_bidirectional_skip", False)
+        # Hugging Face asks for vmap exactly where a model has added a pattern to the mask.
+        plain = more.get("attention_mask") is None and not more.get("use_vmap", False)
+        if plain and (window is None or kv_length < window) and (bidirectional or q_length == kv_length):
+            return None
+        more |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(kv_length=kv_length, **more)
+
+    AttentionInterface.register(_PLAIN_POSITIONS, ALL_ATTENTION_FUNCTIONS["sdpa"])
+    AttentionMaskInterface.register(_PLAIN_POSITIONS, mask)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(_PLAIN_POSITIONS)
+
+
+_PLAIN_POSITIONS = "sdpa_of_plain_positions"

@@ -1,0 +1,169 @@
+"""What a training step needs that does not fit, or that nobody wants to run: a fake step under the meter.
+
+``estimate`` builds the model on fake tensors (:mod:`memsave_lib.fake`), applies the strategy and trains one step. The
+meter that measures real steps listens. So the figures are those of a real step on a CPU, to the byte, and a model of
+any size takes seconds and hardly any memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from memsave_lib import fake
+from memsave_lib.formulas.blocks import ELEMENT_BYTES
+from memsave_lib.meter import MemoryMeter
+from memsave_lib.placement import check_strategy
+from memsave_lib.runner import Report, apply
+from memsave_lib.strategies import KeepAll, Strategy
+from memsave_lib.trace import Place, Trace
+from memsave_lib.units import exact_bytes
+
+OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "sgd": SGD}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one training step would need, and where."""
+
+    strategy: Strategy
+    trace: Trace  # every storage of the step, as from a MemoryMeter
+    report: Report | None  # what the strategy did; None for KeepAll
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest number of live bytes: parameters, gradients, optimizer state, activations and all else."""
+        return self.trace.peak_bytes
+
+    @property
+    def peak_at(self) -> Place:
+        return self.trace.peak_at
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes of each category at the peak."""
+        return self.trace.at_peak
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that autograd holds at the end of forward."""
+        return self.trace.saved_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """The most that lies on the host at once, of what the strategy sends there."""
+        return self.trace.host_peak_bytes
+
+    @property
+    def disk_peak_bytes(self) -> int:
+        """The most that lies on disk at once."""
+        return self.trace.disk_peak_bytes
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {exact_bytes(size)}" for name, size in self.at_peak.items() if size)
+        return (
+            f"{self.strategy.label}: peak {exact_bytes(self.peak_bytes)} in {self.peak_at} ({parts}); "
+            f"saved at the end of forward {exact_bytes(self.saved_bytes)}"
+        )
+
+
+def estimate(
+    build_model: Callable[[], nn.Module],
+    batch: int,
+    seq_len: int,
+    strategy: Strategy = KeepAll(),  # noqa: B008 - frozen
+    dtype: torch.dtype | str = torch.float32,
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | None = "adamw",
+    inputs: fake.Inputs | None = None,
+    loss: fake.Loss | None = None,
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
+) -> Estimate:
+    """The memory of one training step, without allocating any of it.
+
+    The step is one from the middle of training: the optimizer has its state, gradients start from None, pile up in
+    backward and are there when the optimizer steps. Operations, and so temporaries, are those of a CPU.
+
+        estimate(lambda: ms.llama("llama-2-7b"), batch=1, seq_len=131_072, dtype=torch.bfloat16, optimizer=None)
+
+    Args:
+        build_model: builds the model, such as ``lambda: ms.gpt2("small")``, or a configuration of Hugging Face, of
+            which the causal language model is built. It runs on fake tensors, so that no weight is ever made.
+        batch, seq_len: of the inputs, positive whole numbers.
+        strategy: any, offloading included; nothing is written anywhere.
+        dtype: of parameters and activations, set while the model is built (``.to(dtype)`` inside ``build_model`` does
+            not work on fake tensors).
+        optimizer: ``"adamw"``, ``"adam"``, ``"sgd"``, a function from parameters to an optimizer, or None: backward is
+            the end of the step.
+        inputs: ``inputs(batch, seq_len)`` is what the model is called with: a tensor, a tuple, or a dict of keyword
+            arguments. Default: tokens and labels, for Hugging Face's language models.
+        loss: ``loss(output, inputs)``, one number. Default: the loss that the output carries.
+        blocks: ``blocks(model)`` are the blocks that the strategy is for. Default: :func:`memsave_lib.find_blocks`.
+
+    Raises:
+        ValueError: the model looks at values, which fake tensors do not have; it takes other inputs than tokens and
+            none were given; its table of positions is too short; or the strategy does not fit it.
+    """
+    check_strategy(strategy)
+    make_optimizer = _optimizer_maker(optimizer)
+    made = fake.build(build_model, batch, seq_len, _dtype(dtype), inputs, loss)
+    with made.running():
+        chosen = make_optimizer and _with_state(make_optimizer, made.model)
+        return run(made, strategy, chosen, blocks)
+
+
+def run(
+    made: fake.FakeModel,
+    strategy: Strategy,
+    optimizer: Optimizer | None,
+    blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None,
+) -> Estimate:
+    """One fake step, metered; to be called inside ``made.running()``."""
+    found = blocks and blocks(made.model)
+    if strategy == KeepAll() and found is None:  # needs no blocks, so a model whose blocks nobody finds will do
+        return Estimate(strategy, _trace(made, optimizer), None)
+    with apply(made.model, strategy, blocks=found) as applied:
+        trace = _trace(made, optimizer)
+        return Estimate(strategy, trace, applied.report)
+
+
+def _trace(made: fake.FakeModel, optimizer: Optimizer | None) -> Trace:
+    with MemoryMeter(made.model, optimizer) as meter:
+        made.step()
+        if optimizer is not None:
+            optimizer.step()
+    made.model.zero_grad(set_to_none=True)
+    return meter.trace
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype in ELEMENT_BYTES else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype is torch.float32, torch.bfloat16 or the like, or one of their names, got {dtype!r}")
+    return found
+
+
+def _optimizer_maker(
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+) -> Callable[[Iterable[nn.Parameter]], Optimizer] | None:
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]
+    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
+        return optimizer
+    raise ValueError(
+        f"optimizer is one of {', '.join(map(repr, OPTIMIZERS))}, a function from parameters to an optimizer such as "
+        f"torch.optim.AdamW, or None, got {optimizer!r}"
+    )
+
+
+def _with_state(make: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.Module) -> Optimizer:
+    """An optimizer that has stepped before, as in the middle of training."""
+    optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    model.zero_grad(set_to_none=True)
+    return optimizer
