@@ -155,7 +155,8 @@ def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Modul
             )
         if tensor.device.type != "cpu":
             raise ValueError(
-                f"build_model must leave the model on the CPU, which fake tensors stand for; {name} is on {tensor.device}"
+                f"build_model must leave the model on the CPU, which fake tensors stand for; {name} is on "
+                f"{tensor.device}"
             )
     return model.train()
 
