@@ -73,6 +73,16 @@ class Lanes:
 
 @dataclass(frozen=True)
 class StreamTimeline(Lanes):
-    """What :func:`simulate` finds. ``peak_bytes`` are saved activations on the device: kept, leaving or back again."""
+    """What :func:`~memsave_lib.simulation.simulate` finds.
 
-    peak_bytes: int = 0
+    ``memory`` holds, after each change, the second and the bytes of saved activations on the device: kept, leaving or
+    back again. ``prefetch_hits`` counts tensors that were on their way back when backward asked for them.
+    """
+
+    memory: tuple[tuple[float, int], ...] = ()
+    prefetch_hits: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held at once."""
+        return max((held for _, held in self.memory), default=0)

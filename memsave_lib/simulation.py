@@ -72,6 +72,12 @@ def simulate(
       (Autograd itself takes the tensors of one operation in the order in which that operation saved them.)
     - A recomputed region sends its input only, when forward enters the region, and takes it before it runs again.
 
+    Who waits for what follows from plan and ``prefetch`` alone: costs and bandwidths move the moments, not their order.
+    So a faster link never makes a step longer, nor does a larger ``prefetch``, which only takes waits away; and the
+    memory held, level by level, is the same on every device. It leaves out what forward's own variables hold meanwhile,
+    and what is too small to leave unless the costs list it. An operation that takes several tensors takes them one by
+    one here and all at once there: with every block away, attention may make the real peak that much higher.
+
     Args:
         costs: of each block, in order. Seconds are FLOPs over ``device.flops``, or bytes over the link's bandwidth.
         plan: segments with ``offload`` send away what they hold: a kept one its saved tensors, a recomputed one its
@@ -95,7 +101,12 @@ def simulate(
     step.start_first()
     step.backward(plan.segments)
     return StreamTimeline(
-        tuple(step.compute), tuple(step.copies_out), tuple(step.copies_in), tuple(step.stalls), step.peak
+        tuple(step.compute),
+        tuple(step.copies_out),
+        tuple(step.copies_in),
+        tuple(step.stalls),
+        tuple(step.memory),
+        step.hits,
     )
 
 
@@ -110,13 +121,14 @@ class _Step:
     prefetch: int
     now: float = 0.0
     live: int = 0
-    peak: int = 0
+    hits: int = 0  # tensors that were on their way back when they were asked for
     gone: int = 0  # so many of the copies out have been waited for, and their sources let go
     taken: int = 0  # so many tensors have been used in backward
     compute: list[Span] = field(default_factory=list)
     copies_out: list[Span] = field(default_factory=list)
     copies_in: list[Span] = field(default_factory=list)  # in the reverse order of packing
     stalls: list[Span] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
 
     def forward(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -222,6 +234,7 @@ class _Step:
             self.copies_in.append(self._copy("in", self.copies_in, self.bandwidth_in, packed.block, packed.nbytes))
 
     def _take(self) -> None:
+        self.hits += self.taken < len(self.copies_in)
         self._ask(self.taken + 1 + self.prefetch)
         copy = self.copies_in[self.taken]
         self._wait(copy.end, "returning", copy.block, copy.nbytes)
@@ -245,5 +258,6 @@ class _Step:
             self.now = until
 
     def _hold(self, nbytes: int) -> None:
-        self.live += nbytes
-        self.peak = max(self.peak, self.live)
+        if nbytes:
+            self.live += nbytes
+            self.memory.append((self.now, self.live))
