@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memsave_lib.course import experiments, records
+from memsave_lib.course import experiments, records, torch_budget
 from memsave_lib.course.long_text import long_text
 
 
@@ -34,6 +34,11 @@ EXPERIMENTS = {
         "GPT-2 with 124M parameters (random weights, dropout 0) for 3 steps of AdamW on 8,192 tokens of a long text; "
         "what is offloaded goes to disk.",
         lambda: [row.figures() for row in long_text("small", seq_len=8192, steps=3, store="disk")],
+    ),
+    "torch_budget": Experiment(
+        "A step of a stack of 6 blocks and of GPT-2 mini, both of width 256 and with 4 x 256 tokens, under torch's "
+        "activation_memory_budget (backend aot_eager) and under this course's strategies; bytes and FLOPs, no times.",
+        torch_budget.full_size,
     ),
 }
 
