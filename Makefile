@@ -7,6 +7,7 @@
 #   make notebooks    rebuild the notebooks from notebooks/src (ARGS="01 03" for some, ARGS=--check to compare only)
 #   make bench        the costs of the library as ratios
 #   make record       run the long experiments at full size and write data/records (ARGS=gpt2_chunks for one)
+#   make ledger       check the explainers' claims again and write data/claims.json and their table in README.md
 #   make screenshots  pictures of the notebooks in a browser, light and dark (NOTEBOOK="notebooks/01_activations.ipynb")
 
 PYTHON ?= python3
@@ -31,7 +32,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 COMMITTED := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
 .NOTPARALLEL:
-.PHONY: help lab run test test-versions notebooks bench record screenshots lint check-build unit nbval papermill browser
+.PHONY: help lab run test test-versions notebooks bench record ledger screenshots lint check-build unit nbval papermill browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -66,6 +67,9 @@ bench: $(INSTALLED_DEV)
 
 record: $(INSTALLED_DEEPSPEED)
 	$(PY) -m memsave_lib.course.record $(ARGS)
+
+ledger: $(INSTALLED_DEEPSPEED)
+	$(PY) -m memsave_lib.course.claims --write $(ARGS)
 
 screenshots: $(INSTALLED_DEV)
 	$(PY) -m tests.browser.screenshots $(NOTEBOOK) $(ARGS)
