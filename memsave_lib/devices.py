@@ -145,8 +145,8 @@ def measure(
       the disk itself: sizes as small as here meet the page cache, in memory, and so do the course's own small steps.
 
     A busy machine gives other figures every time. ``bands`` says how wide the middle four fifths of the repeats were,
-    as a share of the median: two measurements should differ by less. Nothing stays behind: no file, no tensor, no
-    change of torch's random numbers. Not yet run on a GPU.
+    as a share of the median; :func:`agree` compares two measurements by them. Nothing stays behind: no file, no tensor,
+    no change of torch's random numbers. Not yet run on a GPU.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``.
@@ -180,6 +180,66 @@ def measure(
         source=sources,
         bands={name: speed.spread(repeats) for name, repeats in rates.items()},
     )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One figure of two measurements.
+
+    Args:
+        figure: its name in :class:`Device`.
+        first, second: what was measured.
+        difference: between the two, as a share of the larger one.
+        band: how much they may differ, see :func:`agree`.
+    """
+
+    figure: str
+    first: float
+    second: float
+    difference: float
+    band: float
+
+    @property
+    def within(self) -> bool:
+        """Whether they differ by no more than the band."""
+        return self.difference <= self.band
+
+    @property
+    def says_something(self) -> bool:
+        """Whether they could have differed by more: a share is below 1, so a band of 1 or more holds for any two."""
+        return self.band < 1
+
+
+def agree(first: Device, second: Device) -> tuple[Agreement, ...]:
+    """Compare two measurements of one machine, figure by figure.
+
+    The stated band is both measurements' own bands together: either median may be off by its own. That covers what
+    disturbed while they ran. It does not cover a machine that has changed since, because it is warmer or has other
+    programs to run: measure both within the same minute. Where the band is 1 or more the machine was too busy to say
+    anything (:attr:`Agreement.says_something`); a longer :func:`measure` does not help against that, an idle machine
+    does.
+
+    Raises:
+        TypeError: not two devices.
+        ValueError: figures without a band, because they are cited, or measured on one of the two only.
+    """
+    for device in (first, second):
+        if not isinstance(device, Device):
+            raise TypeError(f"agree compares two devices, got {device!r} ({type(device).__name__})")
+        if not device.bands:
+            raise ValueError(f"the figures of {device.name} have no bands: agree compares what measure() found")
+    if first.bands.keys() != second.bands.keys():
+        raise ValueError(
+            f"{first.name} has bands of {', '.join(first.bands)}; {second.name} of {', '.join(second.bands)}"
+        )
+    return tuple(
+        _agreement(name, (first.need(name), second.need(name)), first.bands[name] + second.bands[name])
+        for name in first.bands
+    )
+
+
+def _agreement(figure: str, values: tuple[float, float], band: float) -> Agreement:
+    return Agreement(figure, *values, difference=1 - min(values) / max(values), band=band)
 
 
 def _positive(name: str, value: object) -> None:

@@ -104,6 +104,64 @@ def test_measuring_gives_every_figure_with_its_band_and_its_source(tmp_path):
     assert found.memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def measured(name="here", flops=100.0, disk_read=8.0, bands=(0.1, 0.25)):
+    return Device(name, flops=flops, disk_read=disk_read, bands=dict(zip(("flops", "disk_read"), bands, strict=True)))
+
+
+def test_two_measurements_are_compared_by_both_bands_together():
+    first, second = measured(), measured(flops=80.0, disk_read=4.0, bands=(0.125, 0.25))
+    flops, read = devices.agree(first, second)
+    assert flops == devices.Agreement("flops", 100.0, 80.0, difference=1 - 80 / 100, band=0.1 + 0.125)
+    assert read == devices.Agreement("disk_read", 8.0, 4.0, difference=0.5, band=0.5)
+    assert flops.within and read.within, "0.2 is no more than 0.225, and 0.5 is no more than 0.5"
+    (_, reversed_read) = devices.agree(second, first)
+    assert (reversed_read.first, reversed_read.second, reversed_read.difference) == (4.0, 8.0, 0.5), "of the larger one"
+    assert not devices.agree(first, measured(flops=79.0, bands=(0.1, 0.25)))[0].within, "0.21 is more than 0.2"
+    assert [one.difference for one in devices.agree(first, first)] == [0, 0]
+
+
+def test_a_band_of_everything_says_nothing():
+    quiet, busy = measured(bands=(0.5, 0.5)), measured(bands=(0.49, 0.5))
+    assert [one.says_something for one in devices.agree(quiet, busy)] == [True, False]
+    (flops, _) = devices.agree(measured(flops=1e-9, bands=(0.5, 0.5)), measured(flops=1e9, bands=(0.5, 0.5)))
+    assert flops.within and not flops.says_something, "no two figures differ by more than the larger one"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "error", "message"),
+    [
+        (measured(), "cpu", TypeError, r"agree compares two devices, got 'cpu' \(str\)"),
+        (None, measured(), TypeError, r"agree compares two devices, got None \(NoneType\)"),
+        (measured(), Device("cited", flops=1), ValueError, "the figures of cited have no bands"),
+        (
+            measured(),
+            Device("half", flops=1, bands={"flops": 0.1}),
+            ValueError,
+            "here has bands of flops, disk_read; half of flops",
+        ),
+        (
+            Device("odd", bands={"flops": 0.1}),
+            Device("odd", flops=1, bands={"flops": 0.1}),
+            ValueError,
+            "flops of odd is not known",
+        ),
+    ],
+    ids=["word", "none", "cited", "other figures", "band without figure"],
+)
+def test_what_cannot_be_compared_is_named(first, second, error, message):
+    with pytest.raises(error, match=message):
+        devices.agree(first, second)
+
+
+def test_what_measure_finds_can_be_compared(tmp_path):
+    first, second = (devices.measure(directory=tmp_path, seconds=0.01) for _ in range(2))
+    rows = devices.agree(first, second)
+    assert [row.figure for row in rows] == list(RATES)
+    for row in rows:
+        assert (row.first, row.second) == (getattr(first, row.figure), getattr(second, row.figure))
+        assert 0 <= row.difference < 1 and row.band == first.bands[row.figure] + second.bands[row.figure]
+
+
 def open_files():
     return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_there(fd))
 
