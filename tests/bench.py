@@ -273,6 +273,103 @@ def import_cost(pairs: int = 5) -> Ratio:
     return Ratio("import memsave_lib beyond import torch", statistics.median(extra), (extra[0], extra[-1]), 0.15, "s")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model that trains here, and the letters that formulas want of it."""
+
+    what: str
+    build: Callable[[], torch.nn.Module]
+    batch: int
+    seq_len: int
+    layers: int
+    hidden: int
+    heads: int
+    language_model: bool = True
+
+    def inputs(self, batch: int, seq_len: int) -> Tensor:
+        return torch.randn(batch, seq_len, self.hidden)
+
+    def loss(self, output: Tensor, inputs: Tensor) -> Tensor:
+        return output.square().mean()
+
+    def real_peak(self) -> int:
+        """Live bytes at the peak of a step of AdamW from the middle of training."""
+        torch.manual_seed(0)
+        model = self.build().train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        if self.language_model:
+            tokens = torch.randint(model.config.vocab_size, (self.batch, self.seq_len))
+            labels = tokens.clone()
+            forward = lambda: model(input_ids=tokens, labels=labels, use_cache=False).loss  # noqa: E731
+        else:
+            x = self.inputs(self.batch, self.seq_len)
+            forward = lambda: self.loss(model(x), x)  # noqa: E731
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            forward().backward()
+            optimizer.step()
+
+        step()
+        with ms.MemoryMeter(model, optimizer) as meter:
+            step()
+        return meter.trace.peak_bytes
+
+    def estimated(self) -> int:
+        functions = {} if self.language_model else {"inputs": self.inputs, "loss": self.loss}
+        return ms.estimate(self.build, self.batch, self.seq_len, **functions).peak_bytes
+
+    def by_parameters(self) -> int:
+        """As ``accelerate estimate-memory`` for float32: model, gradients and Adam's two averages, no activations.
+
+        Source: huggingface/accelerate, src/accelerate/commands/estimate.py, ``estimate_training_usage``, "step".
+        """
+        return 4 * sum(parameter.nbytes for parameter in self.build().parameters())
+
+    def by_formula(self) -> int:
+        """In the style of EleutherAI/cookbook, calc/calc_transformer_mem.py: states by parameter, activations by layer.
+
+        sbh(34 + 5as/h) bytes a layer of Korthikanti et al., which it writes for any precision of p bytes as
+        sbh(16p + 2 + (2p + 1)as/h): masks of dropout and the matrix of attention weights are in it. Adapted: p = 4 for
+        float32, the true number of parameters, and 16 bytes for each of them: the calculator adds another float32 copy
+        and comes to 20. Logits and loss are not in it.
+        """
+        sbh, p = self.seq_len * self.batch * self.hidden, 4
+        attention = (2 * p + 1) * self.heads * self.seq_len / self.hidden
+        activations = round(self.layers * sbh * (16 * p + 2 + attention))
+        return 16 * sum(parameter.numel() for parameter in self.build().parameters()) + activations
+
+
+SMALL_LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+}
+TRAINED = (
+    Trained("GPT-2 mini, 2 x 256", lambda: ms.gpt2("mini"), 2, 256, 6, 256, 4),
+    Trained("Llama, 6 layers of width 256, 2 x 256", lambda: ms.llama(**SMALL_LLAMA), 2, 256, 6, 256, 4),
+    Trained("stack of 8 blocks of width 256, 4 x 256", lambda: ms.BlockStack(8, 256, 4), 4, 256, 8, 256, 4, False),
+)
+
+
+def estimates() -> str:
+    """Error of each estimator of the peak, in per cent of what the real step needed."""
+    lines = ["peak of a step with AdamW, estimated / measured - 1:"]
+    for model in TRAINED:
+        real = model.real_peak()
+        errors = {
+            "ms.estimate": model.estimated(),
+            "accelerate's 4 x parameters": model.by_parameters(),
+            "the cookbook's sbh(66 + 9as/h) a layer + 16 bytes a parameter": model.by_formula(),
+        }
+        shown = "; ".join(f"{name} {nbytes / real - 1:+.2%}" for name, nbytes in errors.items())
+        lines.append(f"  {model.what} ({real / 2**20:.1f} MiB): {shown}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(min(2, torch.get_num_threads()))
@@ -287,6 +384,7 @@ def main() -> None:
         against_files,
         host_pool,
         import_cost,
+        estimates,
     )
     for bench in benches:
         print(bench(), flush=True)
