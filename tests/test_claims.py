@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,8 +44,8 @@ def test_every_claim_has_a_check_and_every_check_a_claim() -> None:
 def test_a_check_finds_what_is_stored(id: str) -> None:
     """After a wanted change: ``make ledger``."""
     check = book.checks()[id]
-    if reason := book.why_not(check):
-        if os.environ.get("REQUIRE_DEEPSPEED") == "1":
+    if reason := check.why_not():
+        if check in deepspeed_keys.CHECKS and os.environ.get("REQUIRE_DEEPSPEED") == "1":
             pytest.fail(f"REQUIRE_DEEPSPEED=1: {reason}")
         pytest.skip(reason)
     assert claims.check(id) == STORED[id].finding
@@ -180,7 +182,7 @@ def test_without_its_tool_a_claim_keeps_its_stored_result(
         raise AssertionError("this check cannot run here")
 
     monkeypatch.setattr(deepspeed_peer, "why_not", lambda: "DeepSpeed is not installed here.")
-    monkeypatch.setattr(book, "checks", lambda: {id: Check(id, never, deepspeed_keys.NEEDS) for id in IDS})
+    monkeypatch.setattr(book, "checks", lambda: {id: Check(id, never, deepspeed_keys.why_not) for id in IDS})
     assert claims.ledger().equals(claims.ledger(live=False))
     assert command.main([]) == 0
     assert "C7   not run, the stored result stays. DeepSpeed is not installed here.\n" in capsys.readouterr().out
@@ -192,8 +194,23 @@ def test_a_deepspeed_that_is_bound_to_another_device_is_left_alone(monkeypatch: 
 
     monkeypatch.setattr(deepspeed_peer, "why_not", lambda: "")
     monkeypatch.setattr(deepspeed_peer, "load", bound)
-    assert book.why_not(deepspeed_keys.CHECKS[0]) == "imported for 'cuda'"
-    assert book.why_not(chunking.CHECKS[0]) == ""
+    assert {check.why_not() for check in deepspeed_keys.CHECKS} == {"imported for 'cuda'"}
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"), [("2.6.0+cpu", "FSDP on a CPU was not tried with torch 2.6.0+cpu."), ("2.7.1", "")]
+)
+def test_fsdp_is_measured_where_it_was_tried(monkeypatch: pytest.MonkeyPatch, version: str, reason: str) -> None:
+    assert taken_for_offloading.why_no_fsdp(version) == reason
+    monkeypatch.setattr(taken_for_offloading, "distributed", SimpleNamespace(is_available=lambda: False))
+    assert taken_for_offloading.why_no_fsdp(version) == "This build of torch has no torch.distributed."
+
+
+def test_fairscale_is_what_the_ledger_says_of_it() -> None:
+    """Read, where it is installed: it needs CUDA to run."""
+    offload = pytest.importorskip("fairscale.experimental.nn.offload", reason="FairScale is no requirement")
+    assert inspect.signature(offload.OffloadModel).parameters["checkpoint_activation"].default is False
+    assert "activation states on the CPU. Default value is False" in " ".join(offload.OffloadModel.__doc__.split())
 
 
 # Verdicts follow from numbers

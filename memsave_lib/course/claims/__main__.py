@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None, claims: Path = book.CLAIMS_FILE, re
     stored = book.load(claims)
     by_id = book.checks()
     for claim in stored:
-        if reason := book.why_not(by_id[claim.id]):
+        if reason := by_id[claim.id].why_not():
             print(f"{claim.id:<4} not run, the stored result stays. {reason}")
     found = book.refreshed(stored)
     changed = [pair for pair in zip(stored, found, strict=True) if pair[0] != pair[1]]

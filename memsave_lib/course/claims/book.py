@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from memsave_lib.course import deepspeed_peer
 from memsave_lib.course.claims import chunking, deepspeed_keys, offloading, recomputing, taken_for_offloading
 from memsave_lib.course.claims.finding import DOES_NOT_HOLD, HOLDS, HOLDS_WHEN, VERDICTS, Check, Finding
 
@@ -92,19 +91,6 @@ def checks() -> dict[str, Check]:
     return dict(zip(ids, found, strict=True))
 
 
-def why_not(check: Check) -> str:
-    """Why a check cannot run here, as a sentence; "" when it can."""
-    if check.needs != deepspeed_keys.NEEDS:
-        return ""
-    if reason := deepspeed_peer.why_not():
-        return reason
-    try:
-        deepspeed_peer.load()
-    except RuntimeError as error:  # it is in use already, for another kind of device
-        return str(error)
-    return ""
-
-
 def run(check: Check) -> Finding:
     """The check's finding; torch's random numbers go on as if it had not run."""
     with torch.random.fork_rng(devices=[]):
@@ -114,7 +100,7 @@ def run(check: Check) -> Finding:
 def refreshed(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """The claims with what their checks find now; where a check cannot run, the stored result stays."""
     by_id = checks()
-    return tuple(claim if why_not(by_id[claim.id]) else claim.found(run(by_id[claim.id])) for claim in claims)
+    return tuple(claim if by_id[claim.id].why_not() else claim.found(run(by_id[claim.id])) for claim in claims)
 
 
 def ledger(live: bool = True, path: Path = CLAIMS_FILE) -> pd.DataFrame:

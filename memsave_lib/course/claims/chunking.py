@@ -180,8 +180,8 @@ def judge_c9(state: int, plain: Mapping[str, float], chunked: Mapping[str, float
         "C9",
         {AS_STATED: all(right.values())},
         f"Recorded: 2.5 GB is {word['2.5']} ({before / 1e9:.2f}, with weights and optimizer), 1.8 is {word['1.8']}: 3 "
-        f"chunks leave {after / 1e9:.2f}, because at 512 tokens gradients and weights hold the peak. The time is "
-        f"{word['1.3']}: {times:.2f} times as long, for 1.30 claimed.",
+        f"chunks leave {after / 1e9:.2f}, because at 512 tokens gradients and weights hold the peak. The ratio of "
+        f"times is {word['1.3']}: {times:.2f}, for 1.30 claimed.",
     )
 
 

@@ -14,7 +14,16 @@ from memsave_lib.course import deepspeed_peer
 from memsave_lib.course.claims.finding import AS_STATED, Check, Finding, judged
 from memsave_lib.course.env import Setup
 
-NEEDS = "deepspeed"
+
+def why_not() -> str:
+    """Why DeepSpeed cannot be asked here, as a sentence; "" when it can."""
+    if reason := deepspeed_peer.why_not():
+        return reason
+    try:
+        deepspeed_peer.load()
+    except RuntimeError as error:  # it is in use already, for another kind of device
+        return str(error)
+    return ""
 
 
 def a7() -> Finding:
@@ -117,8 +126,8 @@ def judge_c7(defaults: Sequence[int | None], held: Mapping[int, float]) -> Findi
 
 
 CHECKS = (
-    Check("A7", a7, NEEDS),
-    Check("C5", c5, NEEDS),
-    Check("C6", c6, NEEDS),
-    Check("C7", c7, NEEDS),
+    Check("A7", a7, why_not),
+    Check("C5", c5, why_not),
+    Check("C6", c6, why_not),
+    Check("C7", c7, why_not),
 )

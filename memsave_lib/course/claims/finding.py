@@ -30,13 +30,20 @@ class Finding:
         return f"{self.verdict} {self.condition}".strip()
 
 
+def _nothing_missing() -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Check:
-    """Computes or measures what one claim is about. ``needs`` names a tool that it cannot do without."""
+    """Computes or measures what one claim is about.
+
+    ``why_not()`` says in a sentence why it cannot run here, a tool that is missing, and "" where it can.
+    """
 
     id: str
     run: Callable[[], Finding]
-    needs: str = ""
+    why_not: Callable[[], str] = _nothing_missing
 
 
 def judged(id: str, cases: Mapping[str, bool], figure: str) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -64,13 +65,12 @@ def judge_a1(inputs: Sequence[int], gpt: int, llama: Sequence[int], whole: int) 
 
 
 def a2() -> Finding:
-    more = _llama_saved(ms.KeepAll(), cached=True) - _llama_saved(ms.KeepAll(), cached=False)
     expected = sum(formulas.llama_terms(ms.FullCheckpoint().plan(2), _TINY_LLAMA, 256).values())
     shapes = [llama_shape("llama-2-7b", 1, tokens) for tokens in (8_192, 51_200, 131_072)]
     terms = formulas.llama_block_terms(shapes[0])
     return judge_a2(
-        more_with_cache=more,
-        unexplained=_llama_saved(ms.FullCheckpoint(), cached=False) - expected,
+        more_with_cache=_llama_saved(cached=True) - _llama_saved(),
+        unexplained=_llama_saved(ms.FullCheckpoint()) - expected,
         factors=[formulas.llama_block_saved_bytes(shape) / shape.checkpoint_bytes for shape in shapes],
         share=(terms["keys"] + terms["values"]) / sum(terms.values()),
     )
@@ -79,15 +79,14 @@ def a2() -> Finding:
 _TINY_LLAMA = formulas.LlamaShape(1, 128, 64, 4, 2, 172, dtype="float32")
 
 
-def _llama_saved(strategy: ms.Strategy, cached: bool) -> int:
+def _llama_saved(strategy: ms.Strategy | None = None, cached: bool = False) -> int:
     """Saved bytes of the smallest Llama, measured; ``cached``: with the cache that it makes when nobody forbids it."""
     model = ms.llama("tiny", use_cache=cached)
     tokens = torch.zeros(1, _TINY_LLAMA.seq_len, dtype=torch.long)
-    with ms.apply(model, strategy) as applied:
-        if strategy == ms.KeepAll():
-            applied.remove()  # it would switch the cache off
-        with ms.MemoryMeter(model) as meter:
-            model(input_ids=tokens, labels=tokens).loss.backward()
+    # A strategy, even one that keeps all, would switch the cache off.
+    applied = nullcontext() if strategy is None else ms.apply(model, strategy)
+    with applied, ms.MemoryMeter(model) as meter:
+        model(input_ids=tokens, labels=tokens).loss.backward()
     return meter.trace.saved_bytes
 
 

@@ -206,6 +206,14 @@ def judge_a8(weights: int, plain: int, streamed: int, checkpointed: int) -> Find
     )
 
 
+def why_no_fsdp(torch_version: str = torch.__version__) -> str:
+    """Why FSDP cannot be measured here, as a sentence; "" when it can."""
+    if not distributed.is_available():
+        return "This build of torch has no torch.distributed."
+    version = tuple(int(part) for part in torch_version.split(".")[:2])
+    return "" if version >= (2, 7) else f"FSDP on a CPU was not tried with torch {torch_version}."
+
+
 def a9() -> Finding:
     return judge_a9(fsdp_option_fields(), *(fsdp_saved_bytes(offload) for offload in (False, True)))
 
@@ -221,4 +229,4 @@ def judge_a9(fields: Sequence[str], plain: int, offloaded: int) -> Finding:
     )
 
 
-CHECKS = (Check("A6", a6), Check("A8", a8), Check("A9", a9))
+CHECKS = (Check("A6", a6), Check("A8", a8), Check("A9", a9, why_no_fsdp))
