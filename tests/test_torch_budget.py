@@ -120,9 +120,8 @@ def test_operators_taken_apart_give_gradients_that_are_close() -> None:
 
 
 def test_gpt2_with_its_own_loss() -> None:
-    rows = {one.label: one for one in tb.torch_budgets_on_gpt2("tiny", batch=2, seq_len=32, budgets=(1, 0))}
+    rows = {one.label: one for one in tb.torch_budgets_on_gpt2("tiny", batch=2, seq_len=32, budgets=(1,))}
     assert all(one.equal_gradients for one in rows.values())
-    assert rows["torch, budget 0"].saved_bytes == 0
     assert rows["torch, budget 1"].saved_bytes < rows["keep all"].saved_bytes  # its GELU is many small operations
     assert "recompute attention" in rows
 
