@@ -115,14 +115,14 @@ class Comparison:
         off = "too short" if self.error < 0 else "too long"
         order = "as predicted" if self.same_copies else "NOT as predicted"
         lanes, rates = self.measured.lanes, self.copy_rates
-        alone = self.device.need("disk_write"), self.device.need("disk_read")
+        writing, reading = rates[0] / self.device.need("disk_write"), rates[1] / self.device.need("disk_read")
         return (
-            f"prefetch={self.prefetch}: predicted {self.predicted.step_seconds * 1e3:.1f} ms, measured "
-            f"{self.measured.seconds * 1e3:.1f} ms: {abs(self.error):.0%} {off}. Copies: {len(lanes.copy_out)} out, "
-            f"{len(lanes.copy_in)} back, {order}. Waiting: predicted {self.predicted.stall_seconds * 1e3:.1f} ms, "
-            f"measured {lanes.stall_seconds * 1e3:.1f} ms. Computing took {self.slowdown:.2f} times as long as in a step "
-            f"that keeps all ({self.hooks_slowdown:.2f} times with hooks but no copies); copies ran "
-            f"{rates[0] / alone[0]:.1f} times (writing) and {rates[1] / alone[1]:.1f} times (reading) as fast as measured alone."
+            f"prefetch={self.prefetch}: predicted {_ms(self.predicted.step_seconds)}, measured "
+            f"{_ms(self.measured.seconds)}: {abs(self.error):.0%} {off}. Copies: {len(lanes.copy_out)} out, "
+            f"{len(lanes.copy_in)} back, {order}. Waiting: predicted {_ms(self.predicted.stall_seconds)}, measured "
+            f"{_ms(lanes.stall_seconds)}. Computing took {self.slowdown:.2f} times as long as in a step that keeps all "
+            f"({self.hooks_slowdown:.2f} times with hooks but no copies); copies ran {writing:.1f} times (writing) and "
+            f"{reading:.1f} times (reading) as fast as measured alone."
         )
 
 
@@ -224,3 +224,7 @@ def _copies(lanes: Lanes) -> tuple[tuple[str, int, int], ...]:
 
 def _rate(copies: Sequence[Span]) -> float:
     return sum(copy.nbytes for copy in copies) / sum(copy.seconds for copy in copies)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
