@@ -261,6 +261,8 @@ def test_a4_with_other_slowdowns() -> None:
     assert words(offloading.judge_a4({"x": slow, "y": slow, "z": slow})) == HOLDS
     assert words(offloading.judge_a4({"x": fast, "y": half, "z": fast})) == DOES_NOT_HOLD
     assert words(offloading.judge_a4({"x": slow, "y": half, "z": fast})) == "holds when x"
+    too_fast, too_slow, no_overlap = ([2.5], [2.9]), ([2.5], [5.1]), ([3.1], [4.0])
+    assert words(offloading.judge_a4({"x": too_fast, "y": too_slow, "z": no_overlap})) == DOES_NOT_HOLD
 
 
 def test_a5_with_a_larger_last_block() -> None:

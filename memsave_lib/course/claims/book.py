@@ -104,10 +104,12 @@ def refreshed(claims: Sequence[Claim]) -> tuple[Claim, ...]:
 
 
 def ledger(live: bool = True, path: Path = CLAIMS_FILE) -> pd.DataFrame:
-    """One row a claim: id, claim, verdict, figure.
+    """One row a claim: id, claim, verdict, figure. The texts hold no seconds of this machine and never differ.
+
+    pandas cuts long texts; to see them whole: ``with pd.option_context("display.max_colwidth", None): display(...)``.
 
     Args:
-        live: run every check now, some ten seconds on one core (with DeepSpeed twice that). A check whose tool is not
+        live: run every check now, some five seconds on one core and ten more with DeepSpeed. A check whose tool is not
             installed shows its stored result; ``False`` shows the stored results of all.
         path: of the stored claims.
     """

@@ -187,9 +187,8 @@ def judge_a5(saved: Sequence[int], wait_first: float, wait_last: float) -> Findi
     return judged(
         "A5",
         {AS_STATED: saved[-1] > max(saved[:-1]) and wait_last < wait_first},
-        f"Blocks save {each} bytes each (measured), the last like the others, and backward wants the last ones first. "
-        f"Sending the last 3 of 12 adds {percent(wait_last)} to a step, the first 3 {percent(wait_first)} (simulated, "
-        f"A100).",
+        f"Every block saves {each} bytes (measured), and backward wants the last ones first. Simulated on an A100, "
+        f"sending the last 3 of 12 adds {percent(wait_last)} to a step, the first 3 {percent(wait_first)}.",
     )
 
 
