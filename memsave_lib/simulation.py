@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memsave_lib.arguments import whole_number
+from memsave_lib.costs import BlockCosts
 from memsave_lib.devices import Device
 from memsave_lib.lanes import Lanes, Span, StreamTimeline
 from memsave_lib.plan import Plan, Segment
@@ -20,38 +21,6 @@ __all__ = ["BlockCosts", "Lanes", "Span", "StreamTimeline", "simulate"]
 
 #: What a link's two lanes are called in a :class:`~memsave_lib.devices.Device`.
 LINKS = {"host": ("copy_out", "copy_in"), "disk": ("disk_write", "disk_read")}
-
-
-@dataclass(frozen=True)
-class BlockCosts:
-    """What one block costs: FLOPs of its phases, bytes of what it saves.
-
-    Args:
-        forward: FLOPs of one forward.
-        backward: FLOPs of one backward, without any recomputation.
-        recompute: FLOPs of running forward again as the last block of a region, where PyTorch stops early; default: all
-            of ``forward``. Other blocks of a region run in full.
-        saved: bytes of each tensor that the block saves, in the order of packing; its input is the first.
-        checkpoint: bytes of the block's input, which is what a region that starts here keeps.
-    """
-
-    forward: float
-    backward: float
-    recompute: float | None = None
-    saved: tuple[int, ...] = ()
-    checkpoint: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("forward", "backward", "recompute"):
-            flops = getattr(self, name)
-            if flops is None and name == "recompute":
-                continue
-            if isinstance(flops, bool) or not isinstance(flops, int | float) or not 0 <= flops < math.inf:
-                raise ValueError(f"{name} must be FLOPs, a number of at least 0, got {flops!r}")
-        object.__setattr__(self, "saved", tuple(self.saved))
-        for number, nbytes in enumerate(self.saved):
-            whole_number(f"saved[{number}]", nbytes, at_least=0)
-        whole_number("checkpoint", self.checkpoint, at_least=0)
 
 
 def simulate(
