@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -202,6 +204,84 @@ FAKE_TENSORS_HAVE_NO_VALUES = (
     fake_tensor.UnsupportedOperatorException,
     fake_tensor.UnsupportedFakeTensorException,
 )
+#: The same for what torch tells by words alone: a part of its message, and what it means.
+FAKE_TENSORS_REFUSE = {
+    ".numpy() is not supported": "values",
+    "Couldn't swap": "conversion",
+    "not linked with support for": "device",
+    "Torch not compiled with": "device",
+}
+
+_ATEN = torch.ops.aten
+_ONES = (_ATEN.ones.default, _ATEN.ones_like.default, _ATEN.new_ones.default)
+_FILLED = (_ATEN.full.default, _ATEN.full_like.default, _ATEN.new_full.default)
+# Ones stay ones through conversions and whatever shows the same elements.
+_SAME_ELEMENTS = (
+    _ATEN._to_copy.default,
+    _ATEN.alias.default,
+    _ATEN.clone.default,
+    _ATEN.detach.default,
+    _ATEN.expand.default,
+    _ATEN.select.int,
+    _ATEN.slice.Tensor,
+    _ATEN.squeeze.dim,
+    _ATEN.unsqueeze.default,
+    _ATEN.view.default,
+)
+_IS_TRUE = _ATEN._local_scalar_dense.default
+# Not in the oldest versions.
+_GROUPED_PRODUCT = getattr(getattr(_ATEN, "_grouped_mm", None), "default", None)
+
+
+class _FakeMode(fake_tensor.FakeTensorMode):
+    """Fake tensors that know a little more than torch's: what a model asks that has one answer only."""
+
+    def dispatch(
+        self, func: torch._ops.OpOverload, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _IS_TRUE and args[0].dtype is torch.bool and _called_from(nn.init.__file__):
+            return False  # truncated initializations draw again as long as values are out of bounds
+        if func is _GROUPED_PRODUCT:
+            return _grouped_product(*args, **(kwargs or {}))
+        output = super().dispatch(func, types, args, kwargs)
+        if func in _ONES or (func in _FILLED and args[1] == 1) or (func in _SAME_ELEMENTS and holds_ones(args[0])):
+            mark_ones(output)
+        return output
+
+
+def _grouped_product(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The result of a product in groups of rows, as experts make them.
+
+    Torch's own answer on fake tensors is for bfloat16 alone; on a CPU the operation takes every type.
+    """
+    for matrix in (left, right):
+        if any(stride != 1 and stride * matrix.itemsize % 16 for stride in matrix.stride()[-2:]):
+            raise RuntimeError(f"strides should be multiple of 16 bytes, got {matrix.stride()} of {matrix.dtype}")
+    groups = left.shape[:-2] or right.shape[:-2] or (len(offs),)
+    rows, columns = left.shape[-2], right.shape[-1]
+    out_dtype = out_dtype or left.dtype
+    padded = -(-columns * out_dtype.itemsize // 16) * 16 // out_dtype.itemsize  # every row begins at 16 bytes
+    if left.dim() == right.dim():
+        shape, strides = (*groups, rows, columns), (rows * padded, padded, 1)
+    else:
+        shape, strides = (rows, columns), (padded, 1)
+    return left.new_empty_strided(shape, strides, dtype=out_dtype)
+
+
+def mark_ones(tensor: Tensor) -> None:
+    """Remember of a fake tensor that all its elements are one, as long as nobody writes to it."""
+    tensor._ones_at_version = tensor._version
+
+
+def holds_ones(tensor: Tensor) -> bool:
+    """Whether a fake tensor is known to hold ones only."""
+    return getattr(tensor, "_ones_at_version", None) == tensor._version
 
 
 def fake_mode() -> AbstractContextManager[None]:
@@ -210,7 +290,22 @@ def fake_mode() -> AbstractContextManager[None]:
     Private, but what torch.export and torch.compile themselves trace with; there is no public one. A real tensor that a
     model holds outside of parameters and buffers is taken in as a fake one.
     """
-    return fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    return _FakeMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """Torch logs an error with its stack before it raises it, for its compiler's sake; here whoever calls is told."""
+    here = threading.get_ident()
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    fake_tensor.log.addFilter(from_elsewhere)
+    try:
+        yield
+    finally:
+        fake_tensor.log.removeFilter(from_elsewhere)
 
 
 def fake_copy(model: nn.Module, mode: Any) -> nn.Module:
@@ -226,17 +321,53 @@ def fake_copy(model: nn.Module, mode: Any) -> nn.Module:
 
 def model_from_config(config: object) -> nn.Module:
     """The causal language model of a Hugging Face configuration; asked for here, where transformers is loaded late."""
-    from transformers import AutoModelForCausalLM, PretrainedConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
     if not isinstance(config, PretrainedConfig):
         raise TypeError(
-            f"build_model is a function that builds a model, or a configuration of Hugging Face, got {config!r}"
+            "build_model is a function that builds a model, such as lambda: ms.gpt2(), or a configuration of Hugging "
+            f"Face, got {config!r}"
         )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype())
+    # An encoder's configuration is registered as a decoder's too, which it is only when it says so.
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_decoder", None) is False:
+        raise ValueError(
+            f"{type(config).__name__} describes no causal language model: hand in a function that builds the one you "
+            "mean, such as lambda: transformers.BertForMaskedLM(config)"
+        )
+    # A copy: the type is written into the configuration.
+    return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.get_default_dtype())
+
+
+def give_own_configs(model: nn.Module) -> None:
+    """Exchange the configurations in a model for copies: they are about to change, and may be their maker's.
+
+    By Hugging Face's convention every module refers to the one configuration that its model was built from.
+    """
+    configs = getattr(sys.modules.get("transformers"), "PretrainedConfig", ())
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, configs) or (name == "config" and "use_cache" in getattr(value, "__dict__", ())):
+                vars(module)[name] = copy.deepcopy(value, memo)
 
 
 def as_fake(tensor: Tensor, mode: Any) -> Tensor:
-    return tensor if is_fake(tensor) else mode.from_tensor(tensor, static_shapes=True)
+    if is_fake(tensor):
+        return tensor
+    made = mode.from_tensor(tensor, static_shapes=True)
+    if not tensor.is_floating_point() and not tensor.is_complex() and bool((tensor == 1).all()):
+        mark_ones(made)
+    return made
+
+
+def labels_per_sequence(model: nn.Module) -> bool:
+    """Whether a Hugging Face model wants one label a sequence; they are told apart by a table of class names."""
+    if not hasattr(model, "config"):
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    names = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()
+    return any(kind.__name__ in names for kind in type(model).__mro__)
 
 
 def decide_masks_without_values(model: nn.Module) -> None:
@@ -244,8 +375,8 @@ def decide_masks_without_values(model: nn.Module) -> None:
 
     Whether it needs a mask of seq_len x seq_len it finds out by looking at positions; of fake ones it cannot see that
     they are plain, and makes a mask that no real run has. Registered under a name of its own is the same attention with
-    masks for plain positions: made where a window is shorter than the sequence, where some token is padding, or where a
-    model adds a pattern of its own, and nowhere else.
+    masks for plain positions: made where a window is shorter than the sequence, where some token may be padding, or
+    where a model adds a pattern of its own, and nowhere else.
     """
     if getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
         return
@@ -257,11 +388,16 @@ def decide_masks_without_values(model: nn.Module) -> None:
         # Older versions say where the queries stand instead of how many there are.
         q_length = more["q_length"] if "q_length" in more else len(more["cache_position"])
         window, bidirectional = more.get("local_size"), more.get("allow_is_bidirectional_skip", False)
+        padding = more.get("attention_mask")
         # Hugging Face asks for vmap exactly where a model has added a pattern to the mask.
-        plain = more.get("attention_mask") is None and not more.get("use_vmap", False)
+        plain = (padding is None or holds_ones(padding)) and not more.get("use_vmap", False)
         if plain and (window is None or kv_length < window) and (bidirectional or q_length == kv_length):
             return None
         more |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        if padding is None and not more.get("use_vmap", False):
+            # Plain positions are the same for every sequence, so a real mask is made once and shown to all.
+            sequences = more.pop("batch_size")
+            return sdpa_mask(batch_size=1, kv_length=kv_length, **more).expand(sequences, -1, -1, -1)
         return sdpa_mask(kv_length=kv_length, **more)
 
     AttentionInterface.register(_PLAIN_POSITIONS, ALL_ATTENTION_FUNCTIONS["sdpa"])

@@ -7,6 +7,7 @@ any size takes seconds and hardly any memory.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -108,6 +109,8 @@ def estimate(
             none were given; its table of positions is too short; or the strategy does not fit it.
     """
     check_strategy(strategy)
+    if blocks is not None and not callable(blocks):
+        raise TypeError(f"blocks must be a function from the model to a list of its blocks, got {blocks!r}")
     make_optimizer = _optimizer_maker(optimizer)
     made = fake.build(build_model, batch, seq_len, _dtype(dtype), inputs, loss)
     with made.running():
@@ -134,16 +137,16 @@ def _trace(made: fake.FakeModel, optimizer: Optimizer | None) -> Trace:
     with MemoryMeter(made.model, optimizer) as meter:
         made.step()
         if optimizer is not None:
-            optimizer.step()
+            _step(optimizer)
     made.model.zero_grad(set_to_none=True)
     return meter.trace
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype in ELEMENT_BYTES else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"dtype is torch.float32, torch.bfloat16 or the like, or one of their names, got {dtype!r}")
-    return found
+    name = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, torch.dtype | str) or name not in ELEMENT_BYTES:
+        raise ValueError(f"dtype is one of {', '.join(ELEMENT_BYTES)}, as torch.float32 or by name, got {dtype!r}")
+    return getattr(torch, name)
 
 
 def _optimizer_maker(
@@ -153,17 +156,35 @@ def _optimizer_maker(
         return OPTIMIZERS[optimizer]
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
         return optimizer
+    got = f"an optimizer, {type(optimizer).__name__}" if isinstance(optimizer, Optimizer) else repr(optimizer)
     raise ValueError(
         f"optimizer is one of {', '.join(map(repr, OPTIMIZERS))}, a function from parameters to an optimizer such as "
-        f"torch.optim.AdamW, or None, got {optimizer!r}"
+        f"torch.optim.AdamW, or None, got {got}"
     )
 
 
 def _with_state(make: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.Module) -> Optimizer:
     """An optimizer that has stepped before, as in the middle of training."""
-    optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimizer.step()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"no parameter of {type(model).__name__} "
+            "requires a gradient, so there is nothing to train: is all of it frozen?"
+        )
+    optimizer = make(trained)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must return an optimizer for the parameters it is given, it returned {optimizer!r}")
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    _step(optimizer)
     model.zero_grad(set_to_none=True)
     return optimizer
+
+
+def _step(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{name} runs forward as often as it likes (it wants a closure): a step of it has no one size")
+    with fake.explained(name):
+        optimizer.step()

@@ -2,7 +2,7 @@
 
 A fake run of a training step goes through the very code of the model, of autograd and of the strategy, so a meter sees
 every storage appear and vanish as in a real run, and nothing is computed or allocated. What it cannot know are values:
-a model that decides by them (which expert a token goes to) is refused.
+a model that decides by them (an ``if`` on a tensor, a selection by a mask) is refused.
 
 Fake tensors are of the CPU unless a real model on another device is copied. Kernels of a GPU save a little otherwise
 (dropout masks of one byte, statistics in float32, a log-sum-exp padded to 32 positions), which
@@ -12,9 +12,11 @@ Fake tensors are of the CPU unless a real model on another device is copied. Ker
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,14 +50,14 @@ class FakeModel:
     def step(self) -> Tensor:
         """Forward and backward; the loss."""
         output = call(self.model, self.inputs)
-        loss = self.loss(output, self.inputs)
+        loss = check_loss(self.loss(output, self.inputs))
         del output
         loss.backward()
         return loss
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with self.mode, _explained(self.model):
+        with _training(self.mode), explained(type(self.model).__name__):
             yield
 
 
@@ -70,11 +72,10 @@ def build(
     """Build a model on fake tensors, with inputs of a shape; arguments as for :func:`memsave_lib.estimate`."""
     whole_number("batch", batch)
     whole_number("seq_len", seq_len)
+    _check_functions(inputs=inputs, loss=loss)
     mode = _compat.fake_mode()
-    with mode:
-        model = _built(build_model, dtype)
-        _compat.decide_masks_without_values(model)
-        switch_cache_off(model)
+    with _training(mode), explained("build_model"):
+        model = _prepared(_built(build_model, dtype, mode))
         if inputs is None:
             _check_positions(model, seq_len)
             made = language_model_inputs(model, batch, seq_len)
@@ -86,10 +87,8 @@ def build(
 def copy_of(model: nn.Module, batch: Any, loss: Loss | None = None) -> FakeModel:
     """A fake copy of a real model and of what it is called with; the model itself is left alone."""
     mode = _compat.fake_mode()
-    copied = _compat.fake_copy(model, mode)
-    _compat.decide_masks_without_values(copied)
-    switch_cache_off(copied)
-    return FakeModel(copied, mode, _all_fake(_without_full_mask(batch), mode), loss or loss_in_output)
+    copied = _prepared(_compat.fake_copy(model, mode))
+    return FakeModel(copied, mode, _all_fake(batch, mode), loss or loss_in_output)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -114,6 +113,22 @@ def loss_in_output(output: Any, inputs: Any) -> Tensor:
     return loss
 
 
+def check_loss(loss: Any) -> Tensor:
+    """A loss that backward can start from.
+
+    Raises:
+        ValueError: it is no tensor of one number, or does not depend on any parameter that is trained.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(f"loss(output, inputs) must return a tensor with one number, it returned {_describe(loss)}")
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss depends on nothing that requires a gradient, so there is no backward: is all of the model "
+            "frozen, or the loss detached?"
+        )
+    return loss
+
+
 def language_model_inputs(model: nn.Module, batch: int, seq_len: int) -> dict[str, Tensor]:
     """Tokens and labels for a Hugging Face language model.
 
@@ -130,7 +145,8 @@ def language_model_inputs(model: nn.Module, batch: int, seq_len: int) -> dict[st
             "inputs=lambda batch, seq_len: ..., and its loss, loss=lambda output, inputs: ..."
         )
     tokens = torch.zeros(batch, seq_len, dtype=torch.long)
-    return {"input_ids": tokens, "labels": torch.zeros_like(tokens)}
+    labels = tokens.new_zeros(batch) if _compat.labels_per_sequence(model) else torch.zeros_like(tokens)
+    return {"input_ids": tokens, "labels": labels}
 
 
 def switch_cache_off(model: nn.Module) -> None:
@@ -139,7 +155,75 @@ def switch_cache_off(model: nn.Module) -> None:
         config.use_cache = False
 
 
-def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+@contextmanager
+def explained(who: str) -> Iterator[None]:
+    """Say in a sentence why fake tensors do not do for ``who``.
+
+    Raises:
+        ValueError: in place of what torch raises.
+    """
+    try:
+        yield
+    except _compat.FAKE_TENSORS_HAVE_NO_VALUES as error:
+        raise ValueError(_refusal(who, "values", error)) from error
+    except (RuntimeError, AssertionError) as error:
+        kind = next((kind for words, kind in _compat.FAKE_TENSORS_REFUSE.items() if words in str(error)), None)
+        if kind is None:
+            raise
+        raise ValueError(_refusal(who, kind, error)) from error
+
+
+_REFUSALS = {
+    "values": (
+        "looks at the values of a tensor, which fake tensors do not have: what it does next, and so its memory, may "
+        "depend on the data. Measure a real step with MemoryMeter instead"
+    ),
+    "conversion": (
+        "converts parameters that are there already (.to(), .half(), .double() or the like), which fake ones cannot "
+        "be: leave it out; the argument dtype= says of which type they are made"
+    ),
+    "device": (
+        "asks for a device that this torch does not know: leave the model on the CPU, which fake tensors stand for"
+    ),
+}
+
+
+def _refusal(who: str, kind: str, error: BaseException) -> str:
+    """Where in somebody's code it happened helps more than the operation, which has a name of torch's own."""
+    own = Path(__file__).parent, Path(torch.__file__).parent
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent not in own]
+    frames = [frame for frame in frames if own[1] not in Path(frame.filename).parents]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{who} {_REFUSALS[kind]}{where}"
+
+
+@contextmanager
+def _training(mode: Any) -> Iterator[None]:
+    """Fake tensors, and gradients even where the caller has switched them off: a step trains."""
+    with torch.inference_mode(False), torch.enable_grad(), _compat.quiet_fake_tensors(), mode:
+        yield
+
+
+def _check_functions(**functions: object) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, got {_describe(function)}")
+
+
+def _prepared(model: nn.Module) -> nn.Module:
+    _compat.give_own_configs(model)
+    _compat.decide_masks_without_values(model)
+    switch_cache_off(model)
+    return model
+
+
+def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype, mode: Any) -> nn.Module:
+    if isinstance(build_model, nn.Module):
+        name = type(build_model).__name__
+        raise TypeError(
+            f"build_model is a function that builds a model, got a model, {name}: hand in lambda: {name}(...), so that "
+            "it can be built of fake tensors"
+        )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -148,17 +232,28 @@ def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Modul
         torch.set_default_dtype(before)
     if not isinstance(model, nn.Module):
         raise TypeError(f"build_model must return a model, an nn.Module; it returned {_describe(model)}")
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not _compat.is_fake(tensor):
+    _check_parameters(model)
+    for module in model.modules():
+        if _compat.is_compiled(module):
+            raise ValueError(f"{type(model).__name__} is compiled: hand in a function that does not compile it")
+        for name, buffer in module._buffers.items():
+            if buffer is not None:  # one made from NumPy is real
+                module._buffers[name] = _compat.as_fake(buffer, mode)
+    return model.train()
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not _compat.is_fake(parameter):
             raise ValueError(
-                f"build_model must build a new model when it is called; {name} of what it returned was there before"
+                f"build_model must build a new model whenever it is called, but {name} of what it returned is a real "
+                "tensor: it was there before, or is made from a NumPy array"
             )
-        if tensor.device.type != "cpu":
+        if parameter.device.type != "cpu":
             raise ValueError(
                 f"build_model must leave the model on the CPU, which fake tensors stand for; {name} is on "
-                f"{tensor.device}"
+                f"{parameter.device}"
             )
-    return model.train()
 
 
 def _check_positions(model: nn.Module, seq_len: int) -> None:
@@ -183,24 +278,6 @@ def _all_fake(inputs: Any, mode: Any) -> Any:
     return _compat.tree_unflatten(
         [_compat.as_fake(leaf, mode) if isinstance(leaf, Tensor) else leaf for leaf in leaves], shape
     )
-
-
-def _without_full_mask(batch: Any) -> Any:
-    """A mask that hides nothing has no effect on a real run, which looks at it and makes none of its own."""
-    if isinstance(batch, Mapping) and isinstance(batch.get("attention_mask"), Tensor) and batch["attention_mask"].all():
-        return {name: value for name, value in batch.items() if name != "attention_mask"}
-    return batch
-
-
-@contextmanager
-def _explained(model: nn.Module) -> Iterator[None]:
-    try:
-        yield
-    except _compat.FAKE_TENSORS_HAVE_NO_VALUES as error:
-        raise ValueError(
-            f"{type(model).__name__} decides by the values of a tensor ({error}), and fake tensors have none: its "
-            "memory depends on the data. Measure a real step with MemoryMeter instead"
-        ) from error
 
 
 def _describe(value: Any) -> str:

@@ -23,6 +23,12 @@ from memsave_lib.formulas.blocks import (
     offloaded_bytes,
     stack_saved_bytes,
 )
+from memsave_lib.formulas.language_model_peaks import (
+    gpt2_peak_bytes,
+    llama_block_parameters,
+    llama_parameters,
+    llama_peak_bytes,
+)
 from memsave_lib.formulas.language_models import (
     LlamaShape,
     gpt2_block_terms,
@@ -66,11 +72,15 @@ __all__ = [
     "gpt2_block_terms",
     "gpt2_parameter_tensors",
     "gpt2_parameters",
+    "gpt2_peak_bytes",
     "gpt2_terms",
     "hiding_bandwidth",
     "hiding_seq_len",
+    "llama_block_parameters",
     "llama_block_saved_bytes",
     "llama_block_terms",
+    "llama_parameters",
+    "llama_peak_bytes",
     "llama_terms",
     "loss_peak_bytes",
     "loss_terms",

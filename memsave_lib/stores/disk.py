@@ -153,15 +153,19 @@ class _DiskDeposit(Deposit):
 
 
 class _FakeDeposit(Deposit):
-    """Stands for a file where tensors are fake and have no bytes that could be written."""
+    """Stands for a file where tensors are fake and have no bytes that could be written.
+
+    Like the real one it holds its source until it is let go: memory must be free when it would be, and no earlier.
+    """
 
     def __init__(self, source: Tensor) -> None:
+        self._source: Tensor | None = source
         self._like = (source.shape, source.dtype, source.device)
         self._returned: Tensor | None = None
         self.out = Trip(False, source.nbytes, Copying(Moment.now(), Moment.now()))
 
     def let_go(self) -> None:
-        pass
+        self._source = None
 
     def start_back(self) -> Tensor | None:
         if self._returned is not None:
@@ -177,7 +181,7 @@ class _FakeDeposit(Deposit):
         return returned
 
     def close(self) -> None:
-        self._returned = None
+        self._source = self._returned = None
 
 
 _THREAD = "memsave-disk"

@@ -1,0 +1,329 @@
+"""``estimate`` against real steps: every figure must agree to the byte, and nothing may be left behind."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import memsave_lib as ms
+from memsave_lib import _compat, formulas
+from memsave_lib.formulas import BlockShape, LlamaShape
+
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, None: None}
+
+
+def real_step(
+    build: Callable[[], nn.Module],
+    batch: int,
+    seq_len: int,
+    strategy: ms.Strategy = ms.KeepAll(),  # noqa: B008 - frozen
+    dtype: torch.dtype = torch.float32,
+    optimizer: str | Callable | None = "adamw",
+    inputs: Callable | None = None,
+    loss: Callable | None = None,
+) -> ms.Trace:
+    """The step that ``estimate`` describes, on a real model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    model = build()
+    torch.set_default_dtype(before)
+    model.train()
+    for config in _compat.configs_with_cache(model):
+        config.use_cache = False
+    if inputs is None:
+        tokens = torch.randint(3, model.config.vocab_size, (2, batch, seq_len))
+        given = {"input_ids": tokens[0].clone(), "labels": tokens[1].clone()}
+        del tokens
+    else:
+        given = inputs(batch, seq_len)
+    make = OPTIMIZERS.get(optimizer, optimizer)
+    chosen = make and make([parameter for parameter in model.parameters() if parameter.requires_grad])
+    if chosen is not None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        chosen.step()
+        chosen.zero_grad(set_to_none=True)
+
+    def step() -> None:
+        if isinstance(given, dict):
+            output = model(**given)
+        else:
+            output = model(*given) if isinstance(given, tuple) else model(given)
+        value = output.loss if loss is None else loss(output, given)
+        del output
+        value.backward()
+
+    applied = nullcontext() if strategy == ms.KeepAll() else ms.apply(model, strategy)
+    with applied, ms.MemoryMeter(model, chosen) as meter:
+        step()
+        if chosen is not None:
+            chosen.step()
+    return meter.trace
+
+
+def figures(measured: ms.Trace | ms.Estimate) -> dict[str, int]:
+    names = ("peak_bytes", "saved_bytes", "host_peak_bytes", "disk_peak_bytes")
+    return {name: getattr(measured, name) for name in names}
+
+
+def check(build: Callable[[], nn.Module], batch: int, seq_len: int, **options: Any) -> ms.Estimate:
+    """Estimate it, run it, and compare; the place and the parts of the peak too."""
+    estimated, trace = ms.estimate(build, batch, seq_len, **options), real_step(build, batch, seq_len, **options)
+    assert figures(estimated) == figures(trace)
+    assert (estimated.at_peak, estimated.peak_at) == (trace.at_peak, trace.peak_at)
+    return estimated
+
+
+def strategy_id(value: object) -> str | None:
+    return value.label if isinstance(value, ms.Strategy) else None
+
+
+STRATEGIES = [ms.KeepAll(), ms.FullCheckpoint(), ms.Selective(2), ms.Chunked(2), ms.Recursive()]
+
+
+def small_gpt2(n_layer: int = 3, **config: Any) -> Callable[[], nn.Module]:
+    return lambda: ms.gpt2("tiny", **{"n_layer": n_layer, "n_embd": 24, "n_head": 2, "n_positions": 64, **config})
+
+
+def small_llama(n_layers: int = 3, kv_heads: int = 2, vocab_size: int = 301) -> Callable[[], nn.Module]:
+    return lambda: ms.llama(
+        "tiny", hidden_size=32, intermediate_size=50, num_hidden_layers=n_layers, vocab_size=vocab_size,
+        num_attention_heads=4, num_key_value_heads=kv_heads,
+    )  # fmt: skip
+
+
+# Fake = real = closed form
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=strategy_id)
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "optimizer"), [(3, 41, None), (1, 64, "adamw")], ids=lambda value: str(value)
+)
+def test_gpt2_takes_what_the_formulas_and_a_real_step_say(batch, seq_len, optimizer, strategy):
+    estimated = check(small_gpt2(vocab_size=1003), batch, seq_len, strategy=strategy, optimizer=optimizer)
+    shape, plan = BlockShape(batch, seq_len, 24, 2), strategy.plan(3)
+    assert estimated.saved_bytes - sum(formulas.gpt2_terms(plan, shape, 1003).values()) == 0
+    assert estimated.peak_at.op == "_log_softmax_backward_data"
+    assert estimated.peak_bytes - formulas.gpt2_peak_bytes(plan, shape, 1003, 64, optimizer) == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=strategy_id)
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "kv_heads", "dtype", "optimizer"),
+    [(3, 41, 4, "float32", None), (1, 64, 1, "bfloat16", "sgd"), (2, 61, 2, "bfloat16", None)],
+    ids=lambda value: str(value),
+)
+def test_llama_takes_what_the_formulas_and_a_real_step_say(batch, seq_len, kv_heads, dtype, optimizer, strategy):
+    build = small_llama(kv_heads=kv_heads, vocab_size=1003)
+    options = dict(strategy=strategy, dtype=getattr(torch, dtype), optimizer=optimizer)
+    estimated = check(build, batch, seq_len, **options)
+    shape, plan = LlamaShape(batch, seq_len, 32, 4, kv_heads, 50, dtype), strategy.plan(3)
+    assert estimated.saved_bytes - sum(formulas.llama_terms(plan, shape, 1003).values()) == 0
+    assert estimated.peak_at.op == "_log_softmax_backward_data"
+    assert estimated.peak_bytes - formulas.llama_peak_bytes(plan, shape, 1003, optimizer) == 0
+
+
+@pytest.mark.parametrize("build", [small_gpt2(), small_llama()], ids=["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("batch", "seq_len", "optimizer", "strategy"),
+    [(1, 1, "adamw", ms.KeepAll()), (2, 7, "sgd", ms.Chunked(2)), (2, 7, None, ms.KeepAll())],
+    ids=lambda value: strategy_id(value) or str(value),
+)
+def test_short_texts_peak_later_and_agree_too(batch, seq_len, optimizer, strategy, build):
+    estimated = check(build, batch, seq_len, strategy=strategy, optimizer=optimizer)
+    assert estimated.peak_at.op != "_log_softmax_backward_data"
+
+
+def offloads() -> Iterator[ms.Strategy]:
+    """Every inner strategy with every window, to both stores in turn, and two plans by hand."""
+    stores = itertools.cycle(("host", "disk"))
+    for inner, prefetch in itertools.product((ms.KeepAll(), ms.FullCheckpoint(), ms.Chunked(2)), (0, 2, 4)):
+        yield ms.Offload(inner, store=next(stores), min_bytes=1024, prefetch=prefetch)
+    yield ms.PerBlock(("offload", "recompute", "keep", "offload"), min_bytes=1024)
+    yield ms.PerBlock(("recompute", "offload", "offload", "keep"), store="disk", min_bytes=1024)
+
+
+OFFLOADS = list(offloads())
+
+
+def offload_id(value: object) -> str:
+    return f"{value.label}, prefetch {value.prefetch}"
+
+
+@pytest.mark.parametrize("strategy", OFFLOADS, ids=offload_id)
+def test_what_is_sent_away_leaves_and_comes_back_as_in_a_real_step(strategy):
+    estimated = check(small_gpt2(n_layer=4), 2, 33, strategy=strategy, optimizer=None)
+    assert estimated.host_peak_bytes + estimated.disk_peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [OFFLOADS[1], OFFLOADS[10], OFFLOADS[-1], ms.Offload(min_bytes=0, keep_last=0, store="disk")],
+    ids=offload_id,
+)
+def test_stacks_send_away_as_in_a_real_step(strategy):
+    options = dict(inputs=hidden_states, loss=square)
+    check(lambda: ms.BlockStack(4, 24, 2), 2, 33, strategy=strategy, optimizer="sgd", **options)
+
+
+def forward_peak(measured: ms.Trace) -> int:
+    frame = measured.frame()
+    return int(frame.total[frame.phase == "forward"].max())
+
+
+def test_a_fake_file_holds_what_is_leaving_as_long_as_a_real_one():
+    options = dict(inputs=hidden_states, loss=square, optimizer=None)
+    peaks = []
+    for prefetch in (0, 4):
+        strategy = ms.Offload(store="disk", min_bytes=1024, keep_last=0, prefetch=prefetch)
+        estimated = ms.estimate(lambda: ms.BlockStack(3, 24, 2), 2, 33, strategy, **options)
+        real = real_step(lambda: ms.BlockStack(3, 24, 2), 2, 33, strategy, **options)
+        assert forward_peak(estimated.trace) == forward_peak(real)
+        peaks.append(forward_peak(real))
+    assert peaks[1] > peaks[0]
+
+
+def hidden_states(batch: int, seq_len: int) -> torch.Tensor:
+    return torch.randn(batch, seq_len, 24)
+
+
+def square(output: torch.Tensor, given: object) -> torch.Tensor:
+    return output.square().mean()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=strategy_id)
+@pytest.mark.parametrize(("attention", "optimizer"), [("sdpa", "adamw"), ("sdpa", None), ("math", "sgd")])
+def test_stacks_take_what_the_timeline_and_a_real_step_say(attention, strategy, optimizer):
+    stack = lambda: ms.BlockStack(4, 24, 2, attention=attention)  # noqa: E731
+    options = dict(strategy=strategy, inputs=hidden_states, loss=square, optimizer=optimizer)
+    estimated = check(stack, 2, 33, **options)
+    shape = BlockShape(2, 33, 24, 2, attention=attention)
+    settings = dict(hold_output=False, input_requires_grad=False, new_gradients=True)
+    count = 4 * formulas.block_parameters(24)
+    state = {"adamw": 2 * 4 * count + 4 * 4 * 12}.get(optimizer, 0)
+    backward = 4 * count + state + formulas.stack_peak_bytes(strategy.plan(4), shape, **settings)
+    squared = shape.checkpoint_bytes  # the loss saves what it squares
+    assert estimated.saved_bytes - formulas.stack_saved_bytes(strategy.plan(4), shape) - squared == 0
+    assert estimated.peak_at.phase == "optimizer" or estimated.peak_bytes - backward == 0
+    assert estimated.peak_bytes >= backward
+
+
+# A model that does not fit
+
+
+LONG_TEXT = """
+import resource, torch, memsave_lib as ms
+from memsave_lib import formulas
+long = ms.estimate(lambda: ms.llama("llama-2-7b"), 1, 131_072, dtype=torch.bfloat16, optimizer=None)
+shape = formulas.LlamaShape(1, 131_072, 4096, 32, 32, 11008)
+plan = ms.KeepAll().plan(32)
+print(long.saved_bytes, sum(formulas.llama_terms(plan, shape, 32000).values()))
+print(long.peak_bytes, formulas.llama_peak_bytes(plan, shape, 32000))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_llama_2_7b_on_131072_tokens_takes_748_gib_and_no_memory():
+    done = subprocess.run([sys.executable, "-c", LONG_TEXT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    saved, peak, memory = ([int(number) for number in line.split()] for line in done.stdout.splitlines())
+    assert saved == [803_396_386_828] * 2
+    assert peak[0] == peak[1]
+    kibibytes = memory[0] // (1024 if sys.platform == "darwin" else 1)
+    assert kibibytes * 1024 < 1_500_000_000
+
+
+# Nothing is left behind
+
+
+def test_default_dtype_comes_back_also_after_an_error():
+    def broken() -> nn.Module:
+        assert torch.get_default_dtype() is torch.bfloat16
+        raise KeyError("broken")
+
+    ms.estimate(small_gpt2(), 1, 4, dtype="bfloat16", optimizer=None)
+    assert torch.get_default_dtype() is torch.float32
+    with pytest.raises(KeyError, match="broken"):
+        ms.estimate(broken, 1, 4, dtype="bfloat16")
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_random_numbers_files_and_gradient_modes_stay_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = torch.get_rng_state()
+    strategy = ms.Offload(ms.Chunked(2), store="disk", min_bytes=0)
+    store = ms.DiskStore()
+    for chosen in (strategy, ms.Offload(store=store, min_bytes=0)):
+        estimated = ms.estimate(small_gpt2(attn_pdrop=0.1, resid_pdrop=0.1), 2, 16, chosen)
+        assert estimated.disk_peak_bytes > 0
+    assert torch.equal(before, torch.get_rng_state())
+    assert (list(tmp_path.iterdir()), store.file_bytes, store.stored_bytes) == ([], 0, 0)
+    assert torch.is_grad_enabled()
+    assert not _compat.active_dispatch_modes()
+
+
+def test_a_configuration_of_the_users_stays_as_it_was():
+    config = transformers.LlamaConfig(**ms.models.LLAMA_SIZES["tiny"])
+    before = copy.deepcopy(vars(config))
+    by_config = ms.estimate(config, 2, 9)
+    assert vars(config) == before
+    transformers.LlamaForCausalLM(config)  # makes its own notes in the configuration that it is given
+    before = copy.deepcopy(vars(config))
+    by_function = ms.estimate(lambda: transformers.LlamaForCausalLM(config), 2, 9)
+    assert vars(config) == before
+    assert figures(by_function) == figures(by_config)
+
+
+def test_registries_of_transformers_get_one_name_each_and_keep_it():
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ms.estimate(small_gpt2(), 1, 4)
+    before = [set(registry.keys()) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)]
+    ms.estimate(small_llama(), 1, 4)
+    assert [set(registry.keys()) for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)] == before
+    assert all("sdpa_of_plain_positions" in names for names in before)
+
+
+def test_every_surrounding_gives_the_same_figures():
+    def once() -> dict[str, int]:
+        return figures(ms.estimate(small_gpt2(), 2, 9, ms.Chunked(2)))
+
+    expected, found = once(), []
+    thread = threading.Thread(target=lambda: found.append(once()))
+    thread.start()
+    thread.join()
+    with torch.no_grad():
+        found.append(once())
+    with torch.inference_mode():
+        found.append(once())
+    found.append(once())
+    assert found == [expected] * 4
+
+
+def test_under_autocast_it_is_the_step_under_autocast():
+    plain = ms.estimate(small_gpt2(), 2, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        estimated = check(small_gpt2(), 2, 9)
+    assert estimated.saved_bytes != plain.saved_bytes
+
+
+def test_a_full_host_keeps_the_rest_on_the_device():
+    sizes = []
+    for limit in ("16 KiB", "1 MiB"):
+        estimated = ms.estimate(small_gpt2(), 2, 33, ms.Offload(store=ms.HostStore(limit), min_bytes=1024))
+        trace = real_step(small_gpt2(), 2, 33, ms.Offload(store=ms.HostStore(limit), min_bytes=1024))
+        assert figures(estimated) == figures(trace)
+        sizes.append(estimated.host_peak_bytes)
+    assert 0 < sizes[0] <= 16 * 1024 < sizes[1]
