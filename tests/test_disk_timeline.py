@@ -48,6 +48,19 @@ def test_nothing_is_left_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_computing_takes_one_thread_meanwhile(monkeypatch, tmp_path):
+    run, seen = disk_timeline._run, []
+    monkeypatch.setattr(disk_timeline, "_run", lambda *step: seen.append(torch.get_num_threads()) or run(*step))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        compare(SHAPE, 2, seconds=1e-9, directory=tmp_path, machine=MACHINE)
+        assert seen == [1] * 3 * (1 + disk_timeline.MIN_TURNS)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_machine_is_measured_where_the_file_is(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(devices, "measure", lambda *where, seconds: asked.append((*where, seconds)) or MACHINE)

@@ -6,7 +6,8 @@ The prediction knows three things: what steps of the same stack take when nothin
 and reads a file, and the plan. Copies and their order must come out equal. Seconds need not, and the ways in which the
 model is wrong on a CPU are known:
 
-- A copy is work for a core. While it runs, computation has fewer cores; the model lets both run at full speed.
+- A copy is work for a core. Computing gets one core here, so that a copy finds another; the model lets both run at full
+  speed even where they share memory, or where there is no other.
 - Small files stay in the page cache, so the "disk" is memory: its rate depends on what lies in the processor's caches.
 - Hooks and tickets take time for each tensor, whatever its size, and so does waking a thread for each copy; the model
   has no such overhead. The hooks' share is measured, with a store that moves nothing.
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -142,8 +144,9 @@ def compare(
 ) -> Comparison:
     """Predict a step of a stack that sends everything but its last block to disk, and measure it.
 
-    Steps that keep all, steps that offload, and steps whose hooks move nothing take turns; of each kind the median
-    counts, and the first is left out.
+    Computing takes one thread meanwhile: threads that wait for each other would wait for the copies too. Steps that
+    keep all, steps that offload, and steps whose hooks move nothing take turns; of each kind the median counts, and
+    the first is left out.
 
     Args:
         shape, n_layers: of a :class:`~memsave_lib.BlockStack` and its input, on the CPU.
@@ -167,9 +170,10 @@ def compare(
     machine = devices.measure("cpu", store.directory, seconds=0.5) if machine is None else machine
     strategies = (KeepAll(), offload, replace(offload, store=NullStore()))
     turns = []
-    end = time.perf_counter() + seconds
-    while len(turns) < 1 + MIN_TURNS or time.perf_counter() < end:
-        turns.append([_run(stack, x, strategy) for strategy in strategies])
+    with _one_thread():
+        end = time.perf_counter() + seconds
+        while len(turns) < 1 + MIN_TURNS or time.perf_counter() < end:
+            turns.append([_run(stack, x, strategy) for strategy in strategies])
     store.close()
     kept, measured, hooks = (median_step(kind) for kind in zip(*turns[1:], strict=True))
     costs, flops = calibrated(shape, n_layers, kept)
@@ -205,6 +209,16 @@ def _stack_and_input(shape: BlockShape, n_layers: int) -> tuple[BlockStack, Tens
         stack = BlockStack(n_layers, shape.hidden, shape.heads, **options).to(getattr(torch, shape.dtype))
         x = torch.randn(shape.batch, shape.seq_len, shape.hidden, dtype=getattr(torch, shape.dtype))
     return stack, x
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _run(stack: nn.Module, x: Tensor, strategy: Strategy) -> Step:
