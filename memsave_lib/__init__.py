@@ -29,7 +29,9 @@ _ROOM_OF = {
     **dict.fromkeys(("MemoryMeter", "Trace"), "meter"),
     **dict.fromkeys(("estimate", "Estimate"), "estimation"),
     # These rooms are not called compare, simulate and estimate: a submodule would take the function's place here.
-    **dict.fromkeys(("simulate", "StreamTimeline", "BlockCosts"), "simulation"),
+    **dict.fromkeys(("simulate", "StreamTimeline"), "simulation"),
+    **dict.fromkeys(("BlockCosts", "ModelCosts"), "costs"),
+    **dict.fromkeys(("plan_under_budget", "PlannedStrategy"), "planner"),
     **dict.fromkeys(("Device",), "devices"),
     **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "comparison"),
 }
@@ -45,6 +47,7 @@ _ROOMS = (
     "simulation",
     "profiling",
     "estimation",
+    "planner",
     "comparison",
     "plots",
     "labs",
