@@ -1,7 +1,7 @@
 """FLOPs, counted by PyTorch's own counter: of a whole step, and of each block as far as a recomputation repeats it.
 
 ``FlopCounterMode`` counts matrix products and convolutions. On CPU it does not count the fused attention kernel: there
-the figures are those of the matrix products alone.
+the figures are those of the matrix products alone, unless ``attention=True`` asks for that kernel too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
@@ -22,25 +23,32 @@ from memsave_lib.placement import has_regions
 from memsave_lib.plan import BlockFlops, RegionFlops
 
 
-def count_flops(step: Callable[[], Any]) -> int:
-    """FLOPs of everything that ``step()`` does, backward and recomputation included."""
-    with FlopCounterMode(display=False) as counter:
+def count_flops(step: Callable[[], Any], attention: bool = False) -> int:
+    """FLOPs of everything that ``step()`` does, backward and recomputation included.
+
+    Args:
+        attention: count the CPU's fused attention kernel as well; where positions are masked, what it skips is not.
+    """
+    with _counter(attention) as counter:
         step()
     return counter.get_total_flops()
 
 
 def profile_blocks(
-    model: nn.Module, step: Callable[[], Any], blocks: Sequence[nn.Module] | None = None
+    model: nn.Module, step: Callable[[], Any], blocks: Sequence[nn.Module] | None = None, attention: bool = False
 ) -> tuple[BlockFlops, ...]:
     """What each block costs, from one run of ``step()`` with nothing recomputed.
 
     With a plan this forecasts a strategy's step: ``count_flops(step) + plan.extra_flops(profile_blocks(model, step))``.
 
+    Args:
+        attention: as for :func:`count_flops`.
+
     Returns:
         One entry for each call of a block, in order: its forward FLOPs, the tail of them that lies behind the block's
         last saved tensor, and the same for the regions inside it that ``SelectiveOps`` knows.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(_counter(attention))
     with ExitStack() as stack:
         for block in dict.fromkeys(find_blocks(model) if blocks is None else blocks):
             interception.intercept(block, recorder.members(block))
@@ -49,6 +57,41 @@ def profile_blocks(
         stack.enter_context(recorder.counter)
         step()
     return tuple(recorder.blocks)
+
+
+def _counter(attention: bool) -> FlopCounterMode:
+    aten = torch.ops.aten
+    kernels = {
+        aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward_flops,
+    }
+    return FlopCounterMode(display=False, custom_mapping=kernels if attention else {})
+
+
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], dropout: float = 0.0, causal: bool = False, **_: Any
+) -> int:
+    """Scores and weighted sum: a matrix product each; half of it where later positions are skipped."""
+    batch, heads, length, size = query
+    flops = 2 * batch * heads * length * key[2] * (size + value[3])
+    return flops // 2 if causal else flops
+
+
+def _attention_backward_flops(
+    gradient: Sequence[int],
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    output: Sequence[int],
+    log_sum_exp: Sequence[int],
+    dropout: float = 0.0,
+    causal: bool = False,
+    **_: Any,
+) -> int:
+    """The scores once more, and the gradients of weights, values, queries and keys: five matrix products."""
+    batch, heads, length, size = query
+    flops = 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
+    return flops // 2 if causal else flops
 
 
 class _Span:
@@ -69,8 +112,8 @@ class _Span:
 class _Recorder:
     """Watches block calls and, inside them, the calls of their small regions."""
 
-    def __init__(self) -> None:
-        self.counter = FlopCounterMode(display=False)
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self.counter = counter
         self.blocks: list[BlockFlops] = []
         self._open: list[_Span] = []
 

@@ -90,6 +90,11 @@ class MemoryMeter:
         """Live bytes right now; may be read from another thread while the step runs."""
         return 0 if self._log is None else self._log.live_bytes
 
+    @property
+    def position(self) -> int:
+        """How many changes of live bytes there were so far: the number of a row of the trace's ``live_bytes``."""
+        return 0 if self._log is None else len(self._log.history)
+
     def progress(self, max_points: int = 400) -> list[tuple[float, int]]:
         """(seconds, live bytes) so far, the highest of each stretch; may be read from another thread."""
         whole_number("max_points", max_points)

@@ -140,6 +140,11 @@ class Trace:
         return int(self._history[0].sum())
 
     @property
+    def live_bytes(self) -> np.ndarray:
+        """Live bytes before the step (first entry) and after each event."""
+        return self._history.sum(axis=1)
+
+    @property
     def peak_bytes(self) -> int:
         """The largest number of live bytes during the step; see :attr:`peak_at` for when that was."""
         return int(self._history[self._peak_row].sum())

@@ -24,10 +24,19 @@ from memsave_lib.simulation import LINKS, simulate
 from memsave_lib.strategies import ACTIONS, MIN_BYTES, PerBlock
 from memsave_lib.units import human_bytes, parse_bytes
 
-__all__ = ["BelowTheFloor", "Certificate", "PlannedStrategy", "plan_under_budget", "plans_over_budgets"]
+__all__ = [
+    "BelowTheFloor",
+    "Certificate",
+    "PlannedStrategy",
+    "fastest_in_simulation",
+    "plan_under_budget",
+    "plans_over_budgets",
+]
 
 #: More tensors under way than this have not been seen to help.
 MOST_PREFETCH = 16
+#: For so many of the largest tensor room is set aside, in turn, to see which plan the simulator likes best.
+RESERVED = (1, 2, 4, 8, 16)
 #: Two solvers agree when their seconds differ by less than this share of the plain step.
 AGREEMENT = 1e-6
 
@@ -130,6 +139,7 @@ def plan_under_budget(
     actions: Sequence[str] = ACTIONS,
     store: str = "host",
     min_bytes: int | str = MIN_BYTES,
+    reserve: int | str = 0,
     confirm_seconds: float = 0.0,
 ) -> PlannedStrategy:
     """The plan with the fewest extra seconds whose peak stays within ``budget``.
@@ -142,13 +152,16 @@ def plan_under_budget(
         actions: what may happen to a block.
         store: ``"host"`` or ``"disk"``: where offloaded tensors go.
         min_bytes: below which tensors stay, as it was when ``costs`` were taken.
+        reserve: bytes of the budget that are left to tensors under way, so that more of them may travel at once. The
+            plan is the fastest within the rest.
         confirm_seconds: let a mixed-integer solver try for so long to confirm the plan, or to find a better one. Worth
             it for many blocks that all differ, where the certificate leaves a gap without it.
 
     Raises:
         BelowTheFloor: a ValueError: no plan fits; it says the smallest budget that does, and what sets it.
     """
-    costs, limit = ModelCosts.of(costs), parse_bytes(budget)
+    costs, whole = ModelCosts.of(costs), parse_bytes(budget)
+    limit = whole - parse_bytes(reserve)
     unknown = [action for action in actions if action not in ACTIONS]
     if isinstance(actions, str) or unknown or not actions:
         raise ValueError(f"actions are some of {', '.join(map(repr, ACTIONS))}, got {actions!r}")
@@ -171,7 +184,7 @@ def plan_under_budget(
         if solved.proved:
             confirmed.append("mixed-integer program")
     names = tuple(ACTIONS[action] for action in plan)
-    planned = PlannedStrategy(names, store, min_bytes, _prefetch(chain, plan, costs, limit), limit)
+    planned = PlannedStrategy(names, store, min_bytes, _prefetch(chain, plan, costs, whole), whole)
     lanes = simulate(costs.blocks, planned.plan(chain.n_blocks), device, prefetch=planned.prefetch, link=store)
     certificate = Certificate(
         extra_seconds=extra,
@@ -182,6 +195,28 @@ def plan_under_budget(
     )
     peak = chain.peak_bytes(plan, [block.saved for block in costs.blocks], planned.prefetch)
     return replace(planned, peak_bytes=peak, certificate=certificate)
+
+
+def fastest_in_simulation(
+    costs: Sequence[BlockCosts] | ModelCosts, budget: int | str, device: Device, **options: Any
+) -> PlannedStrategy:
+    """The plan that the simulator finds fastest, of those for several reserves for tensors under way.
+
+    The planner's fluid needs no room to travel in. Whole tensors do: a plan that fills the budget with what it keeps
+    leaves them none, and waits.
+
+    Args:
+        options: of :func:`plan_under_budget`, ``reserve`` left out.
+    """
+    costs, limit = ModelCosts.of(costs), parse_bytes(budget)
+    plans = [plan_under_budget(costs, limit, device, **options)]
+    largest = max(max(block.saved, default=0) for block in costs.blocks)
+    for tensors in RESERVED:
+        try:
+            plans.append(plan_under_budget(costs, limit, device, reserve=tensors * largest, **options))
+        except BelowTheFloor:
+            break
+    return min(plans, key=lambda plan: plan.certificate.simulated_seconds)
 
 
 def plans_over_budgets(

@@ -122,8 +122,8 @@ class Chain:
     def leanest(self, budget: float) -> tuple[tuple[int, ...], str]:
         """The plan that holds least, and the first moment of the step for which it leaves no room; "" when it fits.
 
-        Greedy: of the actions that there is room for, the one that holds least is best for all blocks behind. Where this
-        plan does not fit, none does.
+        Greedy: of the actions that there is room for, the one that holds least is best for all blocks behind. Where
+        this plan does not fit, none does.
         """
         if self.elsewhere > budget:
             return (), "what is outside of the blocks: parameters, gradients, embeddings, the optimizer"
