@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from memsave_lib import fake
+from memsave_lib import _compat, fake
 from memsave_lib.formulas.blocks import ELEMENT_BYTES
 from memsave_lib.meter import MemoryMeter
 from memsave_lib.placement import check_strategy
@@ -86,7 +87,14 @@ def estimate(
     """The memory of one training step, without allocating any of it.
 
     The step is one from the middle of training: the optimizer has its state, gradients start from None, pile up in
-    backward and are there when the optimizer steps. Operations, and so temporaries, are those of a CPU.
+    backward and are there when the optimizer steps. The model is in training mode, with its dropout, and the output is
+    dropped before backward. Operations, and so temporaries, are those of a CPU.
+
+    Works for any model that does not look at values. Not for one that calls ``.item()`` or selects by a mask
+    (``x[mask]``, ``nonzero``), as Longformer does, and mixtures of experts that loop over their experts; not for one
+    that converts parameters or calls for another device (``.to()``, ``.half()``, ``.cuda()``). Falcon works with
+    ``KeepAll()`` only. Positions are taken to run from 0 on: packed sequences take more. A padding mask counts as
+    hiding something, unless it is made by ``torch.ones``.
 
         estimate(lambda: ms.llama("llama-2-7b"), batch=1, seq_len=131_072, dtype=torch.bfloat16, optimizer=None)
 
@@ -95,18 +103,21 @@ def estimate(
             which the causal language model is built. It runs on fake tensors, so that no weight is ever made.
         batch, seq_len: of the inputs, positive whole numbers.
         strategy: any, offloading included; nothing is written anywhere.
-        dtype: of parameters and activations, set while the model is built (``.to(dtype)`` inside ``build_model`` does
-            not work on fake tensors).
+        dtype: of parameters and activations: the default type while the model is built (``.to(dtype)`` inside
+            ``build_model`` does not work on fake tensors).
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd"``, a function from parameters to an optimizer, or None: backward is
             the end of the step.
         inputs: ``inputs(batch, seq_len)`` is what the model is called with: a tensor, a tuple, or a dict of keyword
-            arguments. Default: tokens and labels, for Hugging Face's language models.
+            arguments. Default: tokens and labels, for Hugging Face's language models (causal, masked and from sequence
+            to sequence: a label a token) and classifiers (a label a sequence).
         loss: ``loss(output, inputs)``, one number. Default: the loss that the output carries.
         blocks: ``blocks(model)`` are the blocks that the strategy is for. Default: :func:`memsave_lib.find_blocks`.
 
     Raises:
+        TypeError: an argument is of the wrong kind; ``build_model`` is a model, or returns none.
         ValueError: the model looks at values, which fake tensors do not have; it takes other inputs than tokens and
-            none were given; its table of positions is too short; or the strategy does not fit it.
+            none were given; its table of positions is too short; nothing in it is trained; or the strategy does not
+            fit it.
     """
     check_strategy(strategy)
     if blocks is not None and not callable(blocks):
@@ -128,6 +139,12 @@ def run(
     found = blocks and blocks(made.model)
     if strategy == KeepAll() and found is None:  # needs no blocks, so a model whose blocks nobody finds will do
         return Estimate(strategy, _trace(made, optimizer), None)
+    if _compat.masks_are_uncertain(made.model):
+        raise ValueError(
+            f"{type(made.model).__name__} makes its attention masks by the values of positions, which fake tensors do "
+            f"not have, so they can be counted for KeepAll() only, not for {strategy}: measure a real step with "
+            "MemoryMeter instead"
+        )
     with apply(made.model, strategy, blocks=found) as applied:
         trace = _trace(made, optimizer)
         return Estimate(strategy, trace, applied.report)
@@ -161,6 +178,17 @@ def _optimizer_maker(
         f"optimizer is one of {', '.join(map(repr, OPTIMIZERS))}, a function from parameters to an optimizer such as "
         f"torch.optim.AdamW, or None, got {got}"
     )
+
+
+def optimizer_with_state(
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | Optimizer | None, model: nn.Module
+) -> Optimizer | None:
+    """An optimizer of a fake model as in the middle of training; one that exists already says its kind and settings."""
+    if isinstance(optimizer, Optimizer):
+        make = partial(type(optimizer), **optimizer.defaults)
+    else:
+        make = _optimizer_maker(optimizer)
+    return None if make is None else _with_state(make, model)
 
 
 def _with_state(make: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.Module) -> Optimizer:

@@ -81,14 +81,14 @@ def build(
             made = language_model_inputs(model, batch, seq_len)
         else:
             made = inputs(batch, seq_len)
-    return FakeModel(model, mode, _all_fake(made, mode), loss or loss_in_output)
+    return FakeModel(model, mode, _fake_inputs(model, made, mode), loss or loss_in_output)
 
 
 def copy_of(model: nn.Module, batch: Any, loss: Loss | None = None) -> FakeModel:
     """A fake copy of a real model and of what it is called with; the model itself is left alone."""
     mode = _compat.fake_mode()
     copied = _prepared(_compat.fake_copy(model, mode))
-    return FakeModel(copied, mode, _all_fake(batch, mode), loss or loss_in_output)
+    return FakeModel(copied, mode, _fake_inputs(copied, batch, mode), loss or loss_in_output)
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -263,9 +263,10 @@ def _check_positions(model: nn.Module, seq_len: int) -> None:
         return
     tokens = model.get_input_embeddings()
     for name, table in model.named_modules():
-        # Some tables have a few rows more than positions, for padding.
+        # Some tables have two rows more than positions; others give the rows up to that of padding to no position.
         if isinstance(table, nn.Embedding) and table is not tokens and 0 <= table.num_embeddings - longest <= 2:
-            rows = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            padding = table.padding_idx
+            rows = longest if padding is None else table.num_embeddings - padding - 1
             if seq_len > rows:
                 raise ValueError(
                     f"seq_len={seq_len} is longer than the {rows} positions of {name}: build the model with more, "
@@ -273,11 +274,18 @@ def _check_positions(model: nn.Module, seq_len: int) -> None:
                 )
 
 
-def _all_fake(inputs: Any, mode: Any) -> Any:
+def _fake_inputs(model: nn.Module, inputs: Any, mode: Any) -> Any:
     leaves, shape = _compat.tree_flatten(inputs)
-    return _compat.tree_unflatten(
+    made = _compat.tree_unflatten(
         [_compat.as_fake(leaf, mode) if isinstance(leaf, Tensor) else leaf for leaf in leaves], shape
     )
+    mask = made.get("attention_mask") if isinstance(made, Mapping) else None
+    if isinstance(mask, Tensor) and _compat.holds_ones(mask) and _compat.drops_mask_of_ones(model):
+        raise ValueError(
+            f"{type(model).__name__} drops an attention_mask that hides nothing, but only where it can see its values: "
+            "leave the mask out of the inputs"
+        )
+    return made
 
 
 def _describe(value: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -327,3 +328,282 @@ def test_a_full_host_keeps_the_rest_on_the_device():
         assert figures(estimated) == figures(trace)
         sizes.append(estimated.host_peak_bytes)
     assert 0 < sizes[0] <= 16 * 1024 < sizes[1]
+
+
+# Other people's models
+
+
+TINY = dict(
+    vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+
+
+def hugging_face(model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
+    settings = {**TINY, **options}
+    return lambda: getattr(transformers, model)(getattr(transformers, config)(**settings))
+
+
+SEQ2SEQ = dict(
+    d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=48, decoder_ffn_dim=48,
+)  # fmt: skip
+FULL, CHUNK = ms.FullCheckpoint(), ms.Chunked(1)
+MODELS = {
+    "Mistral, window": (hugging_face("MistralForCausalLM", "MistralConfig", sliding_window=8), FULL),
+    "Mistral, wide window": (hugging_face("MistralForCausalLM", "MistralConfig", sliding_window=18), CHUNK),
+    "Mixtral": (hugging_face("MixtralForCausalLM", "MixtralConfig", num_local_experts=4), FULL),
+    "Gemma 2": (hugging_face("Gemma2ForCausalLM", "Gemma2Config", head_dim=8, sliding_window=8), FULL),
+    "Qwen 3": (hugging_face("Qwen3ForCausalLM", "Qwen3Config", head_dim=8), CHUNK),
+    "Phi": (hugging_face("PhiForCausalLM", "PhiConfig", num_key_value_heads=4), FULL),
+    "OPT": (hugging_face("OPTForCausalLM", "OPTConfig", ffn_dim=48, word_embed_proj_dim=32), FULL),
+    "GPT-NeoX": (hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig"), CHUNK),
+    "Bloom": (hugging_face("BloomForCausalLM", "BloomConfig", n_layer=2, n_head=4), FULL),
+    "Falcon": (hugging_face("FalconForCausalLM", "FalconConfig"), ms.KeepAll()),
+    "BERT, with its dropout": (hugging_face("BertForMaskedLM", "BertConfig"), FULL),
+    "ModernBERT": (hugging_face("ModernBertForMaskedLM", "ModernBertConfig", cls_token_id=1, sep_token_id=2), FULL),
+    "T5": (hugging_face("T5ForConditionalGeneration", "T5Config", d_model=32, d_kv=8, d_ff=48, num_layers=2,
+                        num_heads=4, decoder_start_token_id=0), ms.KeepAll()),
+    "BART": (hugging_face("BartForConditionalGeneration", "BartConfig", **SEQ2SEQ), ms.KeepAll()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_nobody_named_take_what_a_real_step_takes(name, recwarn):
+    build, strategy = MODELS[name]
+    check(build, 2, 17, strategy=strategy, optimizer=None)
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("seen", ["all", "ends hidden"])
+@pytest.mark.parametrize("name", ["Mistral, window", "GPT-NeoX", "BERT, with its dropout"])
+def test_a_padding_mask_counts_if_it_hides_something(name, seen):
+    def padded(batch: int, seq_len: int) -> dict[str, torch.Tensor]:
+        tokens = torch.ones(batch, seq_len, dtype=torch.long)
+        mask = torch.ones_like(tokens)
+        if seen != "all":
+            mask[:, -3:] = 0
+        return {"input_ids": tokens, "labels": tokens.clone(), "attention_mask": mask}
+
+    check(MODELS[name][0], 2, 17, strategy=ms.FullCheckpoint(), optimizer=None, inputs=padded)
+
+
+def test_classifiers_have_a_label_a_sequence_and_pictures_come_as_inputs():
+    build = hugging_face("BertForSequenceClassification", "BertConfig")
+    labelled = lambda batch, seq_len: {  # noqa: E731
+        "input_ids": torch.ones(batch, seq_len, dtype=torch.long),
+        "labels": torch.ones(batch, dtype=torch.long),
+    }
+    given = ms.estimate(build, 3, 9, inputs=labelled)
+    assert figures(ms.estimate(build, 3, 9)) == figures(given) == figures(real_step(build, 3, 9, inputs=labelled))
+
+    settings = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=16)
+    pictures = lambda: transformers.ViTModel(transformers.ViTConfig(patch_size=4, **settings))  # noqa: E731
+    options = dict(inputs=lambda batch, side: torch.randn(batch, 3, side, side), strategy=ms.FullCheckpoint())
+    check(pictures, 2, 16, loss=lambda output, given: output.last_hidden_state.mean(), **options)
+
+
+@pytest.mark.parametrize(
+    ("build", "longest"),
+    [
+        (small_gpt2(), 64),
+        (MODELS["OPT"][0], 64),
+        (MODELS["BERT, with its dropout"][0], 64),
+        (MODELS["BART"][0], 64),
+        (hugging_face("RobertaForMaskedLM", "RobertaConfig"), 63),
+        (
+            hugging_face("GPTJForCausalLM", "GPTJConfig", n_positions=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4),
+            64,
+        ),
+    ],
+    ids=["gpt2", "OPT", "BERT", "BART", "RoBERTa", "GPT-J"],
+)
+def test_texts_longer_than_the_positions_are_refused_and_no_others(build, longest):
+    ms.estimate(build, 1, longest, optimizer=None)
+    with pytest.raises(ValueError, match=r"seq_len.* positions of .*max_position_embeddings="):
+        ms.estimate(build, 1, longest + 1, optimizer=None)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (MODELS["Falcon"][0], dict(strategy=FULL), r"FalconForCausalLM makes .* KeepAll\(\) only, not for FullC"),
+        (hugging_face("LongformerForMaskedLM", "LongformerConfig", attention_window=8), {}, "^Longformer.* values of"),
+        (
+            hugging_face("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", d_model=32, d_kv=8,
+                         d_ff=48, num_layers=2, num_heads=4, num_experts=2, decoder_start_token_id=0),
+            {}, r"^SwitchTransformers.* (looks at|converts) .*\(modeling_switch_transformers.py, line",
+        ),
+        (
+            hugging_face("Mamba2ForCausalLM", "Mamba2Config", state_size=8, num_heads=8, head_dim=8, n_groups=2),
+            dict(inputs=lambda batch, seq_len: {"attention_mask": torch.ones(batch, seq_len)}),
+            "Mamba2ForCausalLM drops an attention_mask that hides nothing.*leave the mask out",
+        ),
+        (hugging_face("BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full"), {}, "written out drops"),
+        (hugging_face("BertModel", "BertConfig"), {}, "BertModel is no language model .*not found: labels"),
+    ],
+    ids=["Falcon", "Longformer", "Switch", "Mamba", "BigBird", "no labels"],
+)  # fmt: skip
+def test_models_that_cannot_be_estimated_say_why(build, options, message):
+    with pytest.raises(ValueError, match=message):
+        ms.estimate(build, 2, 16, **options)
+
+
+# One's own models
+
+
+class Own(nn.Module):
+    """Three blocks, buffers from everywhere, and a last step of the caller's making."""
+
+    def __init__(self, finish: Callable[[torch.Tensor], object] = lambda x: x) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24)) for _ in range(3))
+        self.blocks[2][0].weight = self.blocks[0][0].weight
+        self.register_buffer("from_numpy", torch.from_numpy(np.ones(24, dtype=np.float32)))
+        self.register_buffer("from_list", torch.tensor([1.0] * 24))
+        self.finish = finish
+
+    def forward(self, x: Any, scale: float = 1.0) -> object:
+        x = x["deep"] if isinstance(x, dict) else x
+        x = x * scale * torch.tensor(2.0) + self.from_numpy + self.from_list
+        for block in self.blocks:
+            x = x + block(x)
+        return self.finish(x)
+
+
+INPUTS = {
+    "tensor": hidden_states,
+    "tuple": lambda batch, seq_len: (hidden_states(batch, seq_len), 0.5),
+    "dict": lambda batch, seq_len: {"x": hidden_states(batch, seq_len), "scale": 2.0},
+    "nested": lambda batch, seq_len: {"x": {"deep": hidden_states(batch, seq_len)}},
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_own_models_take_what_a_real_step_takes(kind):
+    check(Own, 2, 9, inputs=INPUTS[kind], loss=square, strategy=ms.Selective(2))
+
+
+def test_frozen_parameters_have_neither_gradients_nor_state():
+    def half_frozen() -> nn.Module:
+        model = ms.gpt2("tiny")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("h.1" in name)
+        return model
+
+    estimated = check(half_frozen, 2, 9, strategy=ms.FullCheckpoint())
+    block = 4 * formulas.block_parameters(64)
+    assert estimated.at_peak["optimizer"] == 2 * block + 4 * 12
+    model = half_frozen().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter of GPT2LMHeadModel requires a gradient"):
+        ms.estimate(lambda: fake_twin(model), 1, 4)
+    with pytest.raises(ValueError, match="the loss depends on nothing that requires a gradient"):
+        ms.estimate(lambda: fake_twin(model), 1, 4, optimizer=None)
+
+
+def fake_twin(model: nn.Module) -> nn.Module:
+    return ms.gpt2("tiny").requires_grad_(next(model.parameters()).requires_grad)
+
+
+LOOKS = {
+    "item": lambda x: x * x.sum().item(),
+    "if": lambda x: x if (x > 0).all() else -x,
+    "mask": lambda x: x[x > 0],
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x * len(x.unique()),
+    "tolist": lambda x: x * x.detach()[0, 0].tolist()[0],
+    "numpy": lambda x: x * float(x.detach().numpy().sum()),
+}
+
+
+@pytest.mark.parametrize("kind", LOOKS)
+def test_a_model_that_looks_at_values_is_told_where(kind, capfd):
+    with pytest.raises(ValueError, match=r"^Own looks at the values of .*MemoryMeter.*\(test_estimation.py, line"):
+        ms.estimate(lambda: Own(LOOKS[kind]), 2, 9, inputs=hidden_states, loss=square)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_the_models_own_is_not_logged_besides(capfd):
+    with pytest.raises(RuntimeError, match="a and b must have same reduction dim"):
+        ms.estimate(lambda: Own(lambda x: x @ torch.ones(3, 3)), 2, 9, inputs=hidden_states, loss=square)
+    assert capfd.readouterr() == ("", "")
+
+
+CONVERSIONS = {
+    "bfloat16": lambda model: model.to(torch.bfloat16),
+    "half": lambda model: model.half(),
+    "double": lambda model: model.double(),
+}
+
+
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_conversions_of_the_builder_are_refused_in_favor_of_dtype(kind):
+    with pytest.raises(ValueError, match=r"build_model converts parameters .*dtype="):
+        ms.estimate(lambda: CONVERSIONS[kind](Own()), 2, 9, inputs=hidden_states, loss=square)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is no device that this torch does not know")
+@pytest.mark.parametrize("build", [lambda: Own().cuda(), lambda: nn.Linear(3, 3, device="cuda")], ids=["moved", "made"])
+def test_other_devices_are_refused(build):
+    with pytest.raises(ValueError, match="build_model asks for a device .* leave the model on the CPU"):
+        ms.estimate(build, 2, 9, inputs=hidden_states, loss=square)
+
+
+REAL = Own()
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (REAL, TypeError, "got a model, Own: hand in lambda: Own"),
+        (lambda: REAL, ValueError, "blocks.0.0.weight of what it returned is a real tensor: it was there before"),
+        (lambda: torch.compile(Own()), ValueError, "OptimizedModule is compiled"),
+        (lambda: nn.Linear(3, 3, device="meta"), ValueError, "leave the model on the CPU.*weight is on meta"),
+        (lambda: None, TypeError, "must return a model, an nn.Module; it returned NoneType"),
+        (None, TypeError, "a function that builds a model, .* got None"),
+        ("gpt2", TypeError, "a function that builds a model, .* got 'gpt2'"),
+        (transformers.ViTConfig(), ValueError, "ViTConfig describes no causal language model"),
+        (transformers.BertConfig(), ValueError, "BertConfig describes no causal language model"),
+        (Own, ValueError, "Own is no language model with labels .*takes x, scale.*inputs=lambda batch, seq_len"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_what_builds_no_new_model_is_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        ms.estimate(build, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(batch=True), TypeError, "batch must be a whole number of at least 1, got True"),
+        (dict(seq_len=0), ValueError, "seq_len must be a whole number of at least 1, got 0"),
+        (dict(strategy=ms.KeepAll), TypeError, r"strategy must be a strategy such as KeepAll\(\)"),
+        (dict(strategy=ms.Chunked(9)), ValueError, "needs at least 9 blocks, this stack has 3"),
+        (dict(dtype=torch.int8), ValueError, "float32, bfloat16, float16, as torch.float32 or by name, got torch.int8"),
+        (dict(dtype="float33"), ValueError, "got 'float33'"),
+        (dict(dtype=None), ValueError, "got None"),
+        (dict(dtype=np.float32), ValueError, "got <class 'numpy.float32'>"),
+        (dict(optimizer="adamv"), ValueError, "optimizer is one of 'adamw', 'adam', 'sgd', .* got 'adamv'"),
+        (dict(optimizer=torch.optim.SGD([torch.zeros(1)])), ValueError, "got an optimizer, SGD"),
+        (dict(optimizer=lambda parameters: None), TypeError, "optimizer must return an optimizer .* returned None"),
+        (dict(optimizer=torch.optim.LBFGS), ValueError, "LBFGS runs forward as often as it likes"),
+        (dict(optimizer=torch.optim.Adafactor), ValueError, "Adafactor looks at the values of a tensor"),
+        (
+            dict(inputs=torch.zeros(2, 9, 24)),
+            TypeError,
+            r"inputs must be a function, got a tensor of shape \(2, 9, ",
+        ),
+        (dict(loss="mse"), TypeError, "loss must be a function, got str"),
+        (dict(loss=None), ValueError, r"returned no loss but a tensor of shape \(2, 9, 24\): hand in labels"),
+        (dict(loss=lambda output, given: output), ValueError, r"returned a tensor of shape \(2, 9, 24\)"),
+        (dict(loss=lambda output, given: 1.0), ValueError, "tensor with one number, it returned float"),
+        (dict(loss=lambda output, given: output.mean().detach()), ValueError, "depends on nothing that requires a gr"),
+        (dict(blocks=[1]), TypeError, r"blocks must be a function from the model .* got \[1\]"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments_are_refused(arguments, error, message):
+    options = dict(build_model=Own, batch=2, seq_len=9, inputs=hidden_states, loss=square)
+    with pytest.raises(error, match=message):
+        ms.estimate(**{**options, **arguments})
