@@ -32,6 +32,7 @@ _ROOM_OF = {
     **dict.fromkeys(("simulate", "StreamTimeline"), "simulation"),
     **dict.fromkeys(("BlockCosts", "ModelCosts"), "costs"),
     **dict.fromkeys(("plan_under_budget", "PlannedStrategy"), "planner"),
+    **dict.fromkeys(("fit",), "fitting"),
     **dict.fromkeys(("Device",), "devices"),
     **dict.fromkeys(("measure", "compare", "Measurement", "Comparison"), "comparison"),
 }
@@ -48,6 +49,7 @@ _ROOMS = (
     "profiling",
     "estimation",
     "planner",
+    "fitting",
     "comparison",
     "plots",
     "labs",

@@ -108,7 +108,7 @@ def _measure(
     check_strategy(strategy)
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
         raise ValueError(f"repeats is a whole number of at least 0, got {repeats!r}")
-    with _start_over(model) as restart:
+    with start_over(model) as restart:
         if expected is None:
             with apply(model, KeepAll(), blocks=blocks):
                 expected = _outcome(step, model, restart)
@@ -120,7 +120,7 @@ def _measure(
             del loss
             restart()
             step_flops = count_flops(step)
-            seconds = [_seconds(step, restart) for _ in range(repeats)]
+            seconds = [step_seconds(step, restart) for _ in range(repeats)]
     trace = meter.trace
     measurement = Measurement(
         strategy=strategy,
@@ -207,7 +207,7 @@ def _outcome(step: Step, model: nn.Module, restart: Callable[[], None]) -> _Outc
     return outcome
 
 
-def _seconds(step: Step, restart: Callable[[], None]) -> float:
+def step_seconds(step: Step, restart: Callable[[], None]) -> float:
     restart()
     begin = time.perf_counter()
     step()
@@ -217,7 +217,7 @@ def _seconds(step: Step, restart: Callable[[], None]) -> float:
 
 
 @contextmanager
-def _start_over(model: nn.Module) -> Iterator[Callable[[], None]]:
+def start_over(model: nn.Module) -> Iterator[Callable[[], None]]:
     """A function that puts gradients, buffers and the random state back to the start of every run."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

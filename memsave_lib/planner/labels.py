@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memsave_lib.planner.chain import Chain
+from memsave_lib.planner.chain import KEEP, OFFLOAD, Chain
 from memsave_lib.planner.programs import relax
 
 SECONDS, HELD, LEAVING, AHEAD = range(4)
@@ -49,7 +49,7 @@ def fastest(chain: Chain, budget: float, max_labels: int = 150, beam: int = 60) 
     known = min(polished, _sweep(chain, budget, prices, np.inf, beam), key=lambda found: found.extra_seconds)
     swept = _sweep(chain, budget, prices, known.extra_seconds, max_labels)
     best = min(known, swept, key=lambda found: found.extra_seconds)
-    return replace(best, proved=swept.proved, labels=swept.labels)
+    return replace(best, plan=_calmed(chain, budget, best), proved=swept.proved, labels=swept.labels)
 
 
 def _rounded(chain: Chain, budget: float, shares: np.ndarray) -> tuple[int, ...]:
@@ -69,6 +69,17 @@ def _polished(chain: Chain, budget: float, plan: tuple[int, ...]) -> Found:
         if not seconds.min() < best - TOLERANCE * chain.plain_seconds:
             return Found(tuple(map(int, plan)) if np.isfinite(best) else None, best, False, 0)
         plan, best = changed[seconds.argmin()], float(seconds.min())
+
+
+def _calmed(chain: Chain, budget: float, found: Found) -> tuple[int, ...] | None:
+    """The same plan without the copies that gain nothing: blocks that are kept in as many seconds."""
+    plan = found.plan
+    for i in reversed(range(chain.n_blocks if plan else 0)):
+        kept = (*plan[:i], KEEP, *plan[i + 1 :])
+        if plan[i] == OFFLOAD and KEEP in chain.allowed:
+            slack = TOLERANCE * chain.plain_seconds
+            plan = kept if chain.extra_seconds([kept], budget)[0] <= found.extra_seconds + slack else plan
+    return plan
 
 
 def _single_changes(plan: np.ndarray, allowed: tuple[int, ...]) -> np.ndarray:
