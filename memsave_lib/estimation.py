@@ -122,11 +122,10 @@ def estimate(
     check_strategy(strategy)
     if blocks is not None and not callable(blocks):
         raise TypeError(f"blocks must be a function from the model to a list of its blocks, got {blocks!r}")
-    make_optimizer = _optimizer_maker(optimizer)
+    _optimizer_maker(optimizer)  # a wrong one is refused before anything is built
     made = fake.build(build_model, batch, seq_len, _dtype(dtype), inputs, loss)
     with made.running():
-        chosen = make_optimizer and _with_state(make_optimizer, made.model)
-        return run(made, strategy, chosen, blocks)
+        return run(made, strategy, optimizer_with_state(optimizer, made.model), blocks)
 
 
 def run(
@@ -196,17 +195,17 @@ def _with_state(make: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.M
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError(
-            f"no parameter of {type(model).__name__} "
-            "requires a gradient, so there is nothing to train: is all of it frozen?"
+            f"no parameter of {type(model).__name__} requires a gradient, so there is nothing to train: is all of it "
+            "frozen?"
         )
-    optimizer = make(trained)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must return an optimizer for the parameters it is given, it returned {optimizer!r}")
+    made = make(trained)
+    if not isinstance(made, Optimizer):
+        raise TypeError(f"optimizer must return an optimizer for the parameters it is given, it returned {made!r}")
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    _step(optimizer)
+    _step(made)
     model.zero_grad(set_to_none=True)
-    return optimizer
+    return made
 
 
 def _step(optimizer: Optimizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -399,6 +400,80 @@ def test_loss_of_gpt2_small_outweighs_its_blocks():
     assert formulas.loss_peak_bytes(1, 1024, 50257) // 2**20 == 785
     blocks = 12 * formulas.block_saved_bytes(BlockShape(1, 1024, 768, 12))
     assert blocks / 2**20 == 576.75
+
+
+# The peak of a language model. tests/test_estimation.py compares it with whole steps; here, that it knows its limits.
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), LLAMA_CASES)
+def test_llama_parameters(heads, kv_heads):
+    model = ms.llama(
+        "tiny", hidden_size=48, intermediate_size=100, num_hidden_layers=3, vocab_size=70,
+        num_attention_heads=heads, num_key_value_heads=kv_heads,
+    )  # fmt: skip
+    shape = LlamaShape(1, 2, 48, heads, kv_heads, 100)
+    assert formulas.llama_parameters(3, shape, 70) == sum(p.numel() for p in model.parameters())
+    assert formulas.llama_block_parameters(shape) == sum(p.numel() for p in model.model.layers[0].parameters())
+
+
+def test_llama_2_7b_has_6_738_million_parameters():
+    assert formulas.llama_parameters(32, LlamaShape(1, 1, 4096, 32, 32, 11008), 32000) == 6_738_415_616
+
+
+def peak_of_a_step(model, batch, seq_len, plan_strategy):
+    """Forward and backward of a real model, everything counted, as the caller who drops the output has it."""
+    tokens, labels = tokens_of(batch, seq_len, 70), tokens_of(batch, seq_len, 70)
+    known = [*model.parameters(), *model.buffers()]
+    meter = LiveBytes(known)
+    meter.add(tokens, labels)
+    with ms.apply(model, plan_strategy), meter:
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+    return meter.peak + sum(tensor.nbytes for tensor in known)
+
+
+def test_peaks_are_exact_or_refused():
+    draw, exact, refused = random.Random(0), 0, 0
+    for _ in range(24):
+        batch, seq_len, width = draw.randint(1, 3), draw.choice([3, 30, 61]), draw.choice([2, 4])
+        strategy = draw.choice([KeepAll(), FullCheckpoint(), Selective(2), Chunked(2), Recursive()])
+        dtype = draw.choice(["float32", "bfloat16"])
+        plan, hidden = strategy.plan(2), 4 * width
+        if draw.random() < 0.5:
+            model = ms.gpt2("tiny", n_layer=2, n_embd=hidden, n_head=2, vocab_size=70, n_positions=64)
+            shape = BlockShape(batch, seq_len, hidden, 2, dtype=dtype)
+            predict = functools.partial(formulas.gpt2_peak_bytes, plan, shape, 70, 64)
+        else:
+            model = ms.llama(
+                "tiny", hidden_size=hidden, intermediate_size=9, num_hidden_layers=2, vocab_size=70,
+                num_attention_heads=2, num_key_value_heads=1,
+            )  # fmt: skip
+            shape = LlamaShape(batch, seq_len, hidden, 2, 1, 9, dtype)
+            predict = functools.partial(formulas.llama_peak_bytes, plan, shape, 70)
+        try:
+            predicted = predict()
+        except ValueError as error:
+            assert "use memsave_lib.estimate" in str(error)
+            refused += 1
+            continue
+        for parameter in model.parameters():  # not the buffers, which stay in float32 in a model built in bfloat16
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+        assert peak_of_a_step(model, batch, seq_len, strategy) - predicted == 0
+        exact += 1
+    assert (exact, refused) == (7, 17)
+
+
+def test_peaks_elsewhere_are_refused():
+    gpt2 = BlockShape(1, 1024, 768, 12)
+    assert formulas.gpt2_peak_bytes(KeepAll().plan(12), gpt2, 50257) == 2_179_392_520
+    with pytest.raises(ValueError, match="but later there may be up to .* use memsave_lib.estimate"):
+        formulas.gpt2_peak_bytes(FullCheckpoint().plan(12), gpt2, 50257)
+    with pytest.raises(ValueError, match="but later there may be up to .* use memsave_lib.estimate"):
+        formulas.llama_peak_bytes(KeepAll().plan(2), LlamaShape(1, 8, 64, 4, 4, 96), 1000)
+    with pytest.raises(ValueError, match="offload nothing"):
+        formulas.gpt2_peak_bytes(ms.Offload().plan(12), gpt2, 50257)
+    with pytest.raises(ValueError, match="optimizer is one of None, 'sgd', 'adam', 'adamw', got 'lion'"):
+        formulas.gpt2_peak_bytes(KeepAll().plan(12), gpt2, 50257, optimizer="lion")
 
 
 # What is not activations
