@@ -21,7 +21,7 @@ from memsave_lib.costs import ModelCosts
 from memsave_lib.devices import Device
 from memsave_lib.flops import count_flops
 from memsave_lib.models import find_blocks
-from memsave_lib.planner import BelowTheFloor, PlannedStrategy, fastest_in_simulation
+from memsave_lib.planner import BelowTheFloor, PlannedStrategy, fastest_in_simulation, leanest_plan
 from memsave_lib.profiling import model_costs
 from memsave_lib.runner import apply
 from memsave_lib.strategies import ACTIONS, MIN_BYTES, FullCheckpoint, Strategy
@@ -148,7 +148,7 @@ def _leanest(
     Raises:
         BelowTheFloor: it does not; with the peak as the fake run finds it, and what memory is made of there.
     """
-    leanest = fastest_in_simulation(costs, error.floor_bytes, machine, **options)
+    leanest = leanest_plan(costs, machine, **options)
     trace = run(leanest)
     if trace.peak_bytes <= limit:
         return replace(leanest, budget=limit, peak_bytes=trace.peak_bytes)

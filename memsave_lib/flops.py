@@ -62,8 +62,8 @@ def profile_blocks(
 def _counter(attention: bool) -> FlopCounterMode:
     aten = torch.ops.aten
     kernels = {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: _attention_flops,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     }
     return FlopCounterMode(display=False, custom_mapping=kernels if attention else {})
 

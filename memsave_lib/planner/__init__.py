@@ -29,14 +29,17 @@ __all__ = [
     "Certificate",
     "PlannedStrategy",
     "fastest_in_simulation",
+    "leanest_plan",
     "plan_under_budget",
     "plans_over_budgets",
 ]
 
-#: More tensors under way than this have not been seen to help.
-MOST_PREFETCH = 16
-#: For so many of the largest tensor room is set aside, in turn, to see which plan the simulator likes best.
-RESERVED = (1, 2, 4, 8, 16)
+#: Some tens of tensors, which is the tensors of a few blocks: more under way at once change little.
+MOST_PREFETCH = 64
+#: What is set aside for tensors under way, in turn, to see which plan the simulator likes best: room for so many of the
+#: largest tensor, and shares of the budget above the floor.
+RESERVED_TENSORS = (1, 2, 4, 8, 16)
+RESERVED_SHARES = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6)
 #: Two solvers agree when their seconds differ by less than this share of the plain step.
 AGREEMENT = 1e-6
 
@@ -162,12 +165,7 @@ def plan_under_budget(
     """
     costs, whole = ModelCosts.of(costs), parse_bytes(budget)
     limit = whole - parse_bytes(reserve)
-    unknown = [action for action in actions if action not in ACTIONS]
-    if isinstance(actions, str) or unknown or not actions:
-        raise ValueError(f"actions are some of {', '.join(map(repr, ACTIONS))}, got {actions!r}")
-    if store not in LINKS:
-        raise ValueError(f'store is "host" or "disk", got {store!r}')
-    chain = Chain.of(costs, device, store, actions)
+    chain = _chain(costs, device, actions, store)
     floor, cause = chain.floor()
     if limit < floor:
         raise BelowTheFloor(limit, floor, cause)
@@ -183,17 +181,69 @@ def plan_under_budget(
             plan, extra = solved.plan, float(chain.extra_seconds([solved.plan], limit)[0])
         if solved.proved:
             confirmed.append("mixed-integer program")
-    names = tuple(ACTIONS[action] for action in plan)
-    planned = PlannedStrategy(names, store, min_bytes, _prefetch(chain, plan, costs, whole), whole)
-    lanes = simulate(costs.blocks, planned.plan(chain.n_blocks), device, prefetch=planned.prefetch, link=store)
+    prefetch = _prefetch(chain, plan, costs, whole)
+    return _strategy(
+        costs, device, chain, plan, prefetch, whole, store, min_bytes, _Known(extra, tuple(confirmed), limit)
+    )
+
+
+def leanest_plan(
+    costs: Sequence[BlockCosts] | ModelCosts,
+    device: Device,
+    *,
+    actions: Sequence[str] = ACTIONS,
+    store: str = "host",
+    min_bytes: int | str = MIN_BYTES,
+) -> PlannedStrategy:
+    """The plan that needs least, whatever it costs: every copy is waited for on the spot."""
+    costs = ModelCosts.of(costs)
+    chain = _chain(costs, device, actions, store)
+    floor, _ = chain.floor()
+    plan, _ = chain.leanest(floor)
+    extra = float(chain.extra_seconds([plan], floor)[0])
+    return _strategy(costs, device, chain, plan, 0, floor, store, min_bytes, _Known(extra, (), floor))
+
+
+@dataclass(frozen=True)
+class _Known:
+    extra_seconds: float
+    confirmed_by: tuple[str, ...]
+    limit: int
+
+
+def _chain(costs: ModelCosts, device: Device, actions: Sequence[str], store: str) -> Chain:
+    unknown = [action for action in actions if action not in ACTIONS]
+    if isinstance(actions, str) or unknown or not actions:
+        raise ValueError(f"actions are some of {', '.join(map(repr, ACTIONS))}, got {actions!r}")
+    if store not in LINKS:
+        raise ValueError(f'store is "host" or "disk", got {store!r}')
+    chain = Chain.of(costs, device, store, actions)
+    if not chain.allowed:
+        raise ValueError(f"{device.name} has no link to {store} that anybody knows, and actions={actions!r} need one")
+    return chain
+
+
+def _strategy(
+    costs: ModelCosts,
+    device: Device,
+    chain: Chain,
+    plan: Sequence[int],
+    prefetch: int,
+    budget: int,
+    store: str,
+    min_bytes: int | str,
+    known: _Known,
+) -> PlannedStrategy:
+    planned = PlannedStrategy(tuple(ACTIONS[action] for action in plan), store, min_bytes, prefetch, budget)
+    lanes = simulate(costs.blocks, planned.plan(chain.n_blocks), device, prefetch=prefetch, link=store)
     certificate = Certificate(
-        extra_seconds=extra,
+        extra_seconds=known.extra_seconds,
         plain_seconds=costs.step_flops / device.need("flops"),
-        bound_seconds=min(extra, relax(chain, limit).extra_seconds),
-        confirmed_by=tuple(confirmed),
+        bound_seconds=min(known.extra_seconds, relax(chain, known.limit).extra_seconds),
+        confirmed_by=known.confirmed_by,
         simulated_seconds=max(0.0, lanes.step_seconds - chain.plain_seconds),
     )
-    peak = chain.peak_bytes(plan, [block.saved for block in costs.blocks], planned.prefetch)
+    peak = chain.peak_bytes(plan, [block.saved for block in costs.blocks], prefetch)
     return replace(planned, peak_bytes=peak, certificate=certificate)
 
 
@@ -210,12 +260,12 @@ def fastest_in_simulation(
     """
     costs, limit = ModelCosts.of(costs), parse_bytes(budget)
     plans = [plan_under_budget(costs, limit, device, **options)]
+    leanest = leanest_plan(costs, device, **{name: options[name] for name in options if name != "confirm_seconds"})
     largest = max(max(block.saved, default=0) for block in costs.blocks)
-    for tensors in RESERVED:
-        try:
-            plans.append(plan_under_budget(costs, limit, device, reserve=tensors * largest, **options))
-        except BelowTheFloor:
-            break
+    spare = limit - leanest.budget
+    reserves = {count * largest for count in RESERVED_TENSORS} | {int(share * spare) for share in RESERVED_SHARES}
+    for reserve in sorted(reserve for reserve in reserves if 0 < reserve <= spare):
+        plans.append(plan_under_budget(costs, limit, device, reserve=reserve, **options))
     return min(plans, key=lambda plan: (plan.certificate.simulated_seconds, plan.actions.count("offload")))
 
 
@@ -232,8 +282,7 @@ def plans_over_budgets(
     """
     whole_number("n_budgets", n_budgets, at_least=2)
     costs = ModelCosts.of(costs)
-    chosen = {name: options[name] for name in ("actions",) if name in options}
-    chain = Chain.of(costs, device, options.get("store", "host"), **chosen)
+    chain = _chain(costs, device, options.get("actions", ACTIONS), options.get("store", "host"))
     low, high = chain.floor()[0], chain.peak_bytes([KEEP] * chain.n_blocks, [()] * chain.n_blocks, 0)
     plans: list[PlannedStrategy] = []
     for number in range(n_budgets):
