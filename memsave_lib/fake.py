@@ -75,7 +75,7 @@ def build(
     _check_functions(inputs=inputs, loss=loss)
     mode = _compat.fake_mode()
     with _training(mode), explained("build_model"):
-        model = _prepared(_built(build_model, dtype, mode))
+        model = _prepared(_built(build_model, dtype))
         if inputs is None:
             _check_positions(model, seq_len)
             made = language_model_inputs(model, batch, seq_len)
@@ -217,7 +217,7 @@ def _prepared(model: nn.Module) -> nn.Module:
     return model
 
 
-def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype, mode: Any) -> nn.Module:
+def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
     if isinstance(build_model, nn.Module):
         name = type(build_model).__name__
         raise TypeError(
@@ -233,12 +233,8 @@ def _built(build_model: Callable[[], nn.Module], dtype: torch.dtype, mode: Any) 
     if not isinstance(model, nn.Module):
         raise TypeError(f"build_model must return a model, an nn.Module; it returned {_describe(model)}")
     _check_parameters(model)
-    for module in model.modules():
-        if _compat.is_compiled(module):
-            raise ValueError(f"{type(model).__name__} is compiled: hand in a function that does not compile it")
-        for name, buffer in module._buffers.items():
-            if buffer is not None:  # one made from NumPy is real
-                module._buffers[name] = _compat.as_fake(buffer, mode)
+    if any(map(_compat.is_compiled, model.modules())):
+        raise ValueError(f"{type(model).__name__} is compiled: hand in a function that does not compile it")
     return model.train()
 
 

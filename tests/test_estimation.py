@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import transformers
 from torch import nn
 
 import memsave_lib as ms
-from memsave_lib import _compat, formulas
+from memsave_lib import _compat, fake, formulas
 from memsave_lib.formulas import BlockShape, LlamaShape
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, None: None}
@@ -122,7 +123,7 @@ def test_gpt2_takes_what_the_formulas_and_a_real_step_say(batch, seq_len, optimi
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=strategy_id)
 @pytest.mark.parametrize(
     ("batch", "seq_len", "kv_heads", "dtype", "optimizer"),
-    [(3, 41, 4, "float32", None), (1, 64, 1, "bfloat16", "sgd"), (2, 61, 2, "bfloat16", None)],
+    [(3, 41, 4, "float32", None), (2, 61, 2, "bfloat16", "sgd")],
     ids=lambda value: str(value),
 )
 def test_llama_takes_what_the_formulas_and_a_real_step_say(batch, seq_len, kv_heads, dtype, optimizer, strategy):
@@ -204,7 +205,7 @@ def square(output: torch.Tensor, given: object) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=strategy_id)
-@pytest.mark.parametrize(("attention", "optimizer"), [("sdpa", "adamw"), ("sdpa", None), ("math", "sgd")])
+@pytest.mark.parametrize(("attention", "optimizer"), [("sdpa", "adamw"), ("math", None)])
 def test_stacks_take_what_the_timeline_and_a_real_step_say(attention, strategy, optimizer):
     stack = lambda: ms.BlockStack(4, 24, 2, attention=attention)  # noqa: E731
     options = dict(strategy=strategy, inputs=hidden_states, loss=square, optimizer=optimizer)
@@ -408,7 +409,6 @@ def test_classifiers_have_a_label_a_sequence_and_pictures_come_as_inputs():
     [
         (small_gpt2(), 64),
         (MODELS["OPT"][0], 64),
-        (MODELS["BERT, with its dropout"][0], 64),
         (MODELS["BART"][0], 64),
         (hugging_face("RobertaForMaskedLM", "RobertaConfig"), 63),
         (
@@ -416,7 +416,7 @@ def test_classifiers_have_a_label_a_sequence_and_pictures_come_as_inputs():
             64,
         ),
     ],
-    ids=["gpt2", "OPT", "BERT", "BART", "RoBERTa", "GPT-J"],
+    ids=["gpt2", "OPT", "BART", "RoBERTa", "GPT-J"],
 )
 def test_texts_longer_than_the_positions_are_refused_and_no_others(build, longest):
     ms.estimate(build, 1, longest, optimizer=None)
@@ -466,6 +466,7 @@ class Own(nn.Module):
     def forward(self, x: Any, scale: float = 1.0) -> object:
         x = x["deep"] if isinstance(x, dict) else x
         x = x * scale * torch.tensor(2.0) + self.from_numpy + self.from_list
+        self.from_numpy.mul_(0.9).add_(x.detach().mean((0, 1)))
         for block in self.blocks:
             x = x + block(x)
         return self.finish(x)
@@ -517,16 +518,20 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("kind", LOOKS)
-def test_a_model_that_looks_at_values_is_told_where(kind, capfd):
+def test_a_model_that_looks_at_values_is_told_where(kind):
     with pytest.raises(ValueError, match=r"^Own looks at the values of .*MemoryMeter.*\(test_estimation.py, line"):
         ms.estimate(lambda: Own(LOOKS[kind]), 2, 9, inputs=hidden_states, loss=square)
-    assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_of_the_models_own_is_not_logged_besides(capfd):
-    with pytest.raises(RuntimeError, match="a and b must have same reduction dim"):
-        ms.estimate(lambda: Own(lambda x: x @ torch.ones(3, 3)), 2, 9, inputs=hidden_states, loss=square)
-    assert capfd.readouterr() == ("", "")
+def test_an_error_of_the_models_own_is_not_logged_besides(caplog):
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(caplog.handler)
+    try:
+        with pytest.raises(RuntimeError, match="a and b must have same reduction dim"):
+            ms.estimate(lambda: Own(lambda x: x @ torch.ones(3, 3)), 2, 9, inputs=hidden_states, loss=square)
+    finally:
+        log.removeHandler(caplog.handler)
+    assert (caplog.records, log.filters) == ([], [])
 
 
 CONVERSIONS = {
@@ -607,3 +612,20 @@ def test_wrong_arguments_are_refused(arguments, error, message):
     options = dict(build_model=Own, batch=2, seq_len=9, inputs=hidden_states, loss=square)
     with pytest.raises(error, match=message):
         ms.estimate(**{**options, **arguments})
+
+
+def test_a_fake_copy_of_a_real_model_steps_as_that_does_and_leaves_it_alone():
+    model = MODELS["Qwen 3"][0]().train()
+    tokens = torch.randint(3, 101, (2, 17))
+    batch = {"input_ids": tokens, "labels": tokens.clone(), "attention_mask": torch.ones(2, 17, dtype=torch.long)}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    twin = fake.copy_of(model, batch)
+    with twin.running(), ms.MemoryMeter(twin.model) as copied:
+        twin.step()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.config.use_cache, model.config._attn_implementation) == (True, "sdpa")
+    model.config.use_cache = False
+    with ms.MemoryMeter(model) as real:
+        model(**batch).loss.backward()
+    assert figures(copied.trace) == figures(real.trace)
