@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -481,8 +483,27 @@ def decide_masks_without_values(model: nn.Module) -> None:
 
     AttentionInterface.register(_PLAIN_POSITIONS, ALL_ATTENTION_FUNCTIONS["sdpa"])
     AttentionMaskInterface.register(_PLAIN_POSITIONS, mask)
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(_PLAIN_POSITIONS)
+    if not model._can_set_attn_implementation():
+        return
+    if _needs_its_own_masks(model):
+        raise ValueError(
+            f"{type(model).__name__} asks by name whether its attention is fused, or makes masks of its own, so that "
+            'its masks cannot be foreseen: build it with attn_implementation="eager", or measure a real step with '
+            "MemoryMeter"
+        )
+    model.set_attn_implementation(_PLAIN_POSITIONS)
+
+
+def _needs_its_own_masks(model: nn.Module) -> bool:
+    """Whether attention under another name would take another path; read in its source, as Hugging Face itself does."""
+    module = sys.modules.get(type(model).__module__)
+    try:
+        source = inspect.getsource(module) if module is not None else ""
+    except (OSError, TypeError):
+        return False
+    by_name = r"""_attn_implementation (==|in) .*["']sdpa"""
+    own_masks = "allow_is_causal_skip=False|indexed_attention"
+    return re.search(f"{by_name}|{own_masks}", source) is not None
 
 
 _PLAIN_POSITIONS = "sdpa_of_plain_positions"

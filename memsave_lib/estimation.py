@@ -93,8 +93,9 @@ def estimate(
     Works for any model that does not look at values. Not for one that calls ``.item()`` or selects by a mask
     (``x[mask]``, ``nonzero``), as Longformer does, and mixtures of experts that loop over their experts; not for one
     that converts parameters or calls for another device (``.to()``, ``.half()``, ``.cuda()``). Falcon works with
-    ``KeepAll()`` only. Positions are taken to run from 0 on: packed sequences take more. A padding mask counts as
-    hiding something, unless it is made by ``torch.ones``.
+    ``KeepAll()`` only, and models with sparse attention of their own with ``attn_implementation="eager"`` only.
+    Positions are taken to run from 0 on: packed sequences take more. A padding mask counts as hiding something, unless
+    it is made by ``torch.ones``.
 
         estimate(lambda: ms.llama("llama-2-7b"), batch=1, seq_len=131_072, dtype=torch.bfloat16, optimizer=None)
 

@@ -440,9 +440,10 @@ def test_texts_longer_than_the_positions_are_refused_and_no_others(build, longes
             "Mamba2ForCausalLM drops an attention_mask that hides nothing.*leave the mask out",
         ),
         (hugging_face("BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full"), {}, "written out drops"),
+        (hugging_face("DogeForCausalLM", "DogeConfig"), {}, 'DogeForCausalLM asks .*attn_implementation="eager"'),
         (hugging_face("BertModel", "BertConfig"), {}, "BertModel is no language model .*not found: labels"),
     ],
-    ids=["Falcon", "Longformer", "Switch", "Mamba", "BigBird", "no labels"],
+    ids=["Falcon", "Longformer", "Switch", "Mamba", "BigBird", "Doge", "no labels"],
 )  # fmt: skip
 def test_models_that_cannot_be_estimated_say_why(build, options, message):
     with pytest.raises(ValueError, match=message):
