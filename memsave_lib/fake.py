@@ -190,7 +190,7 @@ _REFUSALS = {
 
 def _refusal(who: str, kind: str, error: BaseException) -> str:
     """Where in somebody's code it happened helps more than the operation, which has a name of torch's own."""
-    own = Path(__file__).parent, Path(torch.__file__).parent
+    own = Path(__file__).parent, Path(torch.__file__).parent, Path(_compat.__file__).parent
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent not in own]
     frames = [frame for frame in frames if own[1] not in Path(frame.filename).parents]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
