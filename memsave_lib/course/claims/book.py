@@ -138,9 +138,13 @@ def readme_block(claims: Sequence[Claim]) -> str:
             f"{_count(counts[1], 'hold')} when a condition is given, {fails} not. `make ledger` runs the",
             "[checks](memsave_lib/course/claims) and writes this table; the tests run them too.",
             "",
+            "<details><summary>All claims, with what the checks found</summary>",
+            "",
             "| | claim | verdict | what the check found |",
             "|---|---|---|---|",
             *rows,
+            "",
+            "</details>",
             END,
         ]
     )
