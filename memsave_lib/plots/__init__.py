@@ -6,6 +6,7 @@ line styles repeat what the color says. Memory is drawn in binary units, with on
 """
 
 from memsave_lib.plots.bars import block_terms, bytes_by_category, bytes_per_flop, predicted_and_measured
+from memsave_lib.plots.budgets import budget_curve
 from memsave_lib.plots.curves import Option, bytes_against, pareto_front, trade_off
 from memsave_lib.plots.drawing import LOOKS, Shown
 from memsave_lib.plots.lanes import stream_lanes
@@ -17,6 +18,7 @@ __all__ = [
     "Option",
     "Shown",
     "block_terms",
+    "budget_curve",
     "bytes_against",
     "bytes_by_category",
     "bytes_per_flop",
