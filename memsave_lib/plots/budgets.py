@@ -51,6 +51,7 @@ def budget_curve(
 
     Args:
         plans: for different budgets, with certificates: :func:`memsave_lib.planner.plans_over_budgets` makes them.
+            Made without a reserve: with one, their bounds are for less than the budget that they are drawn at.
         marks: named strategies beside them: ``{"keep all": (peak bytes, extra time as a share of the plain step)}``.
             From one whose name begins with "full", such as "full recomputation", a guide runs to the right.
         simulated: also show what the simulator says of the same plans.
