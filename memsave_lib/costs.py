@@ -64,11 +64,8 @@ class BlockCosts:
 
     def __post_init__(self) -> None:
         for name in ("forward", "backward", "recompute"):
-            flops = getattr(self, name)
-            if flops is None and name == "recompute":
-                continue
-            if isinstance(flops, bool) or not isinstance(flops, int | float) or not 0 <= flops < math.inf:
-                raise ValueError(f"{name} must be FLOPs, a number of at least 0, got {flops!r}")
+            if name != "recompute" or self.recompute is not None:
+                _flops(name, getattr(self, name))
         object.__setattr__(self, "saved", tuple(self.saved))
         for number, nbytes in enumerate(self.saved):
             whole_number(f"saved[{number}]", nbytes, at_least=0)
@@ -118,13 +115,23 @@ class ModelCosts:
                 raise TypeError(f"blocks[{index}] must be BlockCosts, got {block!r}")
         whole_number("turn", self.turn, at_least=0)
         whole_number("elsewhere", self.elsewhere, at_least=0)
+        _flops("flops", self.flops)
 
     @classmethod
     def of(cls, costs: Sequence[BlockCosts] | ModelCosts) -> ModelCosts:
         """The costs of a model; those of blocks alone are of a model that has nothing else."""
-        return costs if isinstance(costs, ModelCosts) else cls(tuple(costs))
+        if isinstance(costs, ModelCosts):
+            return costs
+        if not isinstance(costs, Sequence):
+            raise TypeError(f"costs are ModelCosts, or a list of BlockCosts, one for each block, got {costs!r}")
+        return cls(tuple(costs))
 
     @property
     def step_flops(self) -> float:
         """FLOPs of a step in which nothing is recomputed."""
         return self.flops + math.fsum(block.forward + block.backward for block in self.blocks)
+
+
+def _flops(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be FLOPs, a number of at least 0, got {value!r}")

@@ -40,7 +40,7 @@ class Chain:
         extra: seconds of running forward again: 0 but for recomputed blocks.
         held: bytes that stay until backward. sent: bytes that leave.
         need_forward, need_backward: bytes alive while the block runs, beside what the blocks before it hold.
-        out, back: bytes a second of the link, each way.
+        out, back: bytes a second of the link, each way; without a link, where nothing travels, any number will do.
         turn, elsewhere: as in :class:`~memsave_lib.costs.ModelCosts`.
         allowed: which actions there are: no offloading without a link.
     """
@@ -64,7 +64,7 @@ class Chain:
         names = LINKS[link]
         reached = [getattr(device, name) for name in names]
         can_offload = "offload" in actions and None not in reached
-        out, back = reached if can_offload else (math.inf, math.inf)
+        out, back = reached if can_offload else (1.0, 1.0)
 
         def rows(*columns: float | int) -> np.ndarray:
             return np.array(columns, dtype=float)
@@ -92,6 +92,17 @@ class Chain:
     def plain_seconds(self) -> float:
         """Forward and backward of all blocks when everything is kept."""
         return math.fsum(self.forward) + math.fsum(self.backward[:, KEEP])
+
+    @property
+    def least_bytes(self) -> float:
+        """What is alive at any moment between the first block and the last, whatever the plan."""
+        return min(self.need_forward.min(), self.need_backward.min(), self.turn)
+
+    @property
+    def most_bytes(self) -> float:
+        """What no plan exceeds at any moment between the first block and the last."""
+        need = max(self.need_forward.max(), self.need_backward.max(), self.turn)
+        return float((self.held + self.sent).max(axis=1).sum() + need)
 
     def extra_seconds(self, plans: np.ndarray | Sequence[Sequence[int]], budget: float) -> np.ndarray:
         """What each plan, a row of actions, costs beyond the plain step: recomputation, waiting; ``inf``: no room."""

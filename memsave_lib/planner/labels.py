@@ -25,7 +25,8 @@ from memsave_lib.planner.programs import relax
 SECONDS, HELD, LEAVING, AHEAD = range(4)
 #: Seconds apart by less are the same: sums of floats in another order differ.
 TOLERANCE = 1e-12
-#: Prices are taken from relaxations for these multiples of the budget: labels hold more than it foresees, or less.
+#: Prices are taken from relaxations for these multiples of the room that there is: labels hold more than the first of
+#: them foresees, or less.
 PRICED_FOR = (1.0, 0.97, 1.03, 0.9, 1.1)
 
 
@@ -41,20 +42,23 @@ class Found:
 
 def fastest(chain: Chain, budget: float, max_labels: int = 150, beam: int = 60) -> Found:
     """The plan with the fewest extra seconds within ``budget`` bytes."""
-    relaxed = [relax(chain, budget, priced_for) for priced_for in PRICED_FOR]
-    if relaxed[0].prices is None or chain.leanest(budget)[1]:
+    leanest, lacking = chain.leanest(budget)
+    if lacking:
         return Found(None, np.inf, True, 0)
-    prices = np.stack([one.prices for one in relaxed if one.prices is not None], axis=1)
-    polished = _polished(chain, budget, _rounded(chain, budget, relaxed[0].shares))
+    relaxed = [relax(chain, budget, priced_for) for priced_for in PRICED_FOR]
+    known = [one.prices for one in relaxed if one.prices is not None]
+    prices = np.stack(known or [np.zeros((chain.n_blocks + 1, 4))], axis=1)
+    shares = relaxed[0].shares
+    rounded = leanest if shares is None else _rounded(chain, budget, shares, leanest)
+    polished = _polished(chain, budget, rounded)
     known = min(polished, _sweep(chain, budget, prices, np.inf, beam), key=lambda found: found.extra_seconds)
     swept = _sweep(chain, budget, prices, known.extra_seconds, max_labels)
     best = min(known, swept, key=lambda found: found.extra_seconds)
     return replace(best, plan=_calmed(chain, budget, best), proved=swept.proved, labels=swept.labels)
 
 
-def _rounded(chain: Chain, budget: float, shares: np.ndarray) -> tuple[int, ...]:
+def _rounded(chain: Chain, budget: float, shares: np.ndarray, leanest: tuple[int, ...]) -> tuple[int, ...]:
     """A plan near the relaxation: where a block was treated in part, its largest share, or what holds least."""
-    leanest = np.array(chain.leanest(budget)[0])
     largest, whole = shares.argmax(axis=1), shares.max(axis=1) > 1 - 1e-6
     plans = np.stack([largest, np.where(whole, largest, leanest), leanest])
     return tuple(map(int, plans[chain.extra_seconds(plans, budget).argmin()]))
