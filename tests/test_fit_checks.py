@@ -12,7 +12,7 @@ import torch
 
 import memsave_lib as ms
 from memsave_lib.costs import BlockCosts, ModelCosts, Needs
-from memsave_lib.course import fit_checks
+from memsave_lib.course import fit_checks, guide
 from memsave_lib.course.env import Setup
 from memsave_lib.course.fit_checks import FloorCase, Puzzle
 from memsave_lib.devices import Device
@@ -220,5 +220,5 @@ def test_first_names_the_mistake(
 
 
 def test_the_models_to_attack_are_what_they_claim_to_be() -> None:
-    answers = [fit_checks.bottleneck(*case.estimates()) for case in fit_checks._ATTACK_CASES]
+    answers = [guide.bottleneck(*case.estimates()) for case in fit_checks._ATTACK_CASES]
     assert answers == ["blocks", "blocks", "loss", "weights", "weights"]

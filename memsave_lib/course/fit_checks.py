@@ -15,6 +15,7 @@ import memsave_lib as ms
 from memsave_lib.costs import BlockCosts, ModelCosts
 from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
 from memsave_lib.course.env import Setup
+from memsave_lib.course.guide import STATE, bottleneck, state_share
 from memsave_lib.devices import Device
 from memsave_lib.estimation import Estimate
 from memsave_lib.formulas import BlockShape, block_saved_bytes, block_storages, loss_peak_bytes, working_set_bytes
@@ -283,24 +284,6 @@ _FLOOR_MISTAKES: dict[str, Callable[[FloorCase], int]] = {
 # What to attack first
 
 ATTACKS = ("blocks", "weights", "loss")
-STATE = ("parameter", "gradient", "optimizer")
-#: A peak that falls by less is not worth a recomputation.
-WORTHWHILE = 0.1
-
-
-def bottleneck(kept: Estimate, checkpointed: Estimate) -> str:
-    """What to attack first: "blocks" where checkpointing lowers the peak by a tenth; else what holds most of the rest.
-
-    Args:
-        kept, checkpointed: estimates of one step under ``KeepAll()`` and ``FullCheckpoint()``.
-    """
-    if checkpointed.peak_bytes <= (1 - WORTHWHILE) * kept.peak_bytes:
-        return "blocks"
-    return "weights" if 2 * _state(checkpointed) >= checkpointed.peak_bytes else "loss"
-
-
-def _state(estimate: Estimate) -> int:
-    return sum(estimate.at_peak.get(name, 0) for name in STATE)
 
 
 @dataclass(frozen=True)
@@ -362,16 +345,13 @@ def check_attack_first(
 
 
 def _argument(answer: str, kept: Estimate, checkpointed: Estimate) -> str:
-    fall = 1 - checkpointed.peak_bytes / kept.peak_bytes
-    share = _state(checkpointed) / checkpointed.peak_bytes
-    if answer == "blocks":
-        return f"checkpointing takes {fall:.0%} off the peak"
-    return f"checkpointing takes {fall:.0%} off the peak, and {share:.0%} of what is left is weights and their state"
+    fall = f"checkpointing takes {1 - checkpointed.peak_bytes / kept.peak_bytes:.0%} off the peak"
+    share = f"{state_share(checkpointed):.0%} of what is left is weights and their state"
+    return fall if answer == "blocks" else f"{fall}, and {share}"
 
 
-def _rest(estimate: Estimate, names: Sequence[str] = STATE) -> str:
-    state = sum(estimate.at_peak.get(name, 0) for name in names)
-    return "weights" if 2 * state >= estimate.peak_bytes else "loss"
+def _rest(estimate: Estimate, names: tuple[str, ...] = STATE) -> str:
+    return "weights" if state_share(estimate, names) >= 0.5 else "loss"
 
 
 def _if_lower(kept: Estimate, checkpointed: Estimate, otherwise: str) -> str:
