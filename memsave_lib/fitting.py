@@ -21,7 +21,14 @@ from memsave_lib.costs import ModelCosts
 from memsave_lib.devices import Device
 from memsave_lib.flops import count_flops
 from memsave_lib.models import find_blocks
-from memsave_lib.planner import BelowTheFloor, PlannedStrategy, fastest_in_simulation, leanest_plan
+from memsave_lib.planner import (
+    BelowTheFloor,
+    PlannedStrategy,
+    check_device,
+    check_options,
+    fastest_in_simulation,
+    leanest_plan,
+)
 from memsave_lib.profiling import model_costs
 from memsave_lib.runner import apply
 from memsave_lib.strategies import ACTIONS, MIN_BYTES, FullCheckpoint, Strategy
@@ -57,7 +64,8 @@ def fit(
     temporaries, as :class:`~memsave_lib.MemoryMeter` counts them.
 
     Args:
-        model: any model of a stack of blocks. Nothing of it changes.
+        model: any model of a stack of blocks, in the mode in which it will be trained: call ``model.train()`` first
+            where it has dropout. Nothing of it changes.
         batch: what it is called with in training: a dict of keyword arguments, a tuple, or one tensor.
         budget: bytes, or a string such as ``"14 GiB"``.
         device: what FLOPs and copies cost. None: this machine, whose copies :func:`memsave_lib.devices.measure` times,
@@ -74,13 +82,18 @@ def fit(
     Raises:
         BelowTheFloor: a ValueError: no plan fits; it says the smallest budget that does, what sets it, and what the
             peak is made of there.
-        ValueError: the model decides by values of tensors, which fake tensors do not have.
+        TypeError: ``device`` is no :class:`~memsave_lib.Device`, or a size is neither a number nor a string.
+        ValueError: the model decides by values of tensors, which fake tensors do not have; one of ``blocks`` is no part
+            of it; or an option is none.
     """
-    limit = parse_bytes(budget)
+    limit, options = parse_bytes(budget), {"actions": actions, "store": store, "min_bytes": parse_bytes(min_bytes)}
+    check_options(actions, store)
+    if device is not None:
+        check_device(device)
     found = find_blocks(model) if blocks is None else list(blocks)
+    places = _names(model, found)
     made = fake.copy_of(model, batch, loss)
-    places = {module: name for name, module in model.named_modules()}
-    copies = [made.model.get_submodule(places[block]) for block in found]
+    copies = [made.model.get_submodule(place) for place in places]
     with made.running():
         chosen = estimation.optimizer_with_state(optimizer, made.model)
         costs = model_costs(made.model, made.step, copies, min_bytes, chosen)
@@ -88,16 +101,25 @@ def fit(
         def run(strategy: Strategy) -> Trace:
             return estimation.run(made, strategy, chosen, lambda _: copies).trace
 
-        fits = run(FullCheckpoint()).peak_bytes <= limit
-        with apply(made.model, FullCheckpoint(), blocks=copies):
-            flops = count_flops(made.step, attention=True)
-        made.model.zero_grad(set_to_none=True)
+        fits = device is None and run(FullCheckpoint()).peak_bytes <= limit
     if device is None:
-        reached = flops / _seconds(model, batch, made.loss, found) if fits else None
+        reached = _reached(model, batch, made, found, copies) if fits else None
         device = this_machine(next(model.parameters()).device, reached)
-    options = {"actions": actions, "store": store, "min_bytes": min_bytes}
     with made.running():
         return _verified(costs, limit, device, run, options)
+
+
+def _names(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+    """Where each block is in the model, so that it is found in a copy.
+
+    Raises:
+        ValueError: it is not in the model.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    for index, block in enumerate(blocks):
+        if block not in names:
+            raise ValueError(f"blocks[{index}] is no part of {type(model).__name__}: {type(block).__name__}")
+    return [names[block] for block in blocks]
 
 
 def this_machine(place: torch.device, reached: float | None = None) -> Device:
@@ -106,6 +128,16 @@ def this_machine(place: torch.device, reached: float | None = None) -> Device:
     if reached is None:
         return machine
     return replace(machine, flops=reached, source={**machine.source, "flops": "reached by steps of this model"})
+
+
+def _reached(
+    model: nn.Module, batch: Any, made: fake.FakeModel, blocks: list[nn.Module], copies: list[nn.Module]
+) -> float:
+    """FLOPs a second of real steps with every block recomputed; how many they are is counted on the fake copy."""
+    with made.running(), apply(made.model, FullCheckpoint(), blocks=copies):
+        flops = count_flops(made.step, attention=True)
+    made.model.zero_grad(set_to_none=True)
+    return flops / _seconds(model, batch, made.loss, blocks)
 
 
 def _seconds(model: nn.Module, batch: Any, loss: fake.Loss, blocks: list[nn.Module]) -> float:
@@ -127,16 +159,16 @@ def _verified(
         try:
             planned = fastest_in_simulation(costs, aim, machine, **options)
         except BelowTheFloor as error:
-            return _leanest(error, costs, limit, machine, run, options)
+            return _leanest(error.cause, costs, limit, machine, run, options)
         peak = run(planned).peak_bytes
         if peak <= limit:
             return replace(planned, budget=limit, peak_bytes=peak)
-        aim -= peak - limit
-    raise RuntimeError(f"no plan was found within {ATTEMPTS} attempts; the last one needs {human_bytes(peak)}")
+        aim = max(0, planned.peak_bytes - (peak - limit))  # the planner errs by as much for a plan that is near
+    return _leanest("more than the planner's model of memory foresees", costs, limit, machine, run, options)
 
 
 def _leanest(
-    error: BelowTheFloor,
+    cause: str,
     costs: ModelCosts,
     limit: int,
     machine: Device,
@@ -158,4 +190,4 @@ def _leanest(
         f". There the peak is in {trace.peak_at} and made of {made_of}. A shorter sequence, a smaller batch, or "
         "smaller weights and optimizer state lower it; no choice for the blocks does"
     )
-    raise BelowTheFloor(limit, trace.peak_bytes, error.cause, advice) from None
+    raise BelowTheFloor(limit, trace.peak_bytes, cause, advice) from None

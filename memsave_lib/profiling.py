@@ -43,9 +43,13 @@ def block_costs(
         step: forward and backward of ``model``. Gradients add up, as in any step.
         min_bytes: of the strategy to be forecast.
         attention: whether to count the FLOPs of the CPU's fused attention, which PyTorch's counter leaves out.
+
+    Raises:
+        ValueError: a step calls more blocks than there are, or fewer: it runs the model twice, say.
     """
     found = find_blocks(model) if blocks is None else list(blocks)
     flops = profile_blocks(model, step, found, attention)
+    _check_calls(len(flops), len(found))
     saved = _would_leave(model, step, found, KeepAll(), min_bytes)
     checkpoints = _would_leave(model, step, found, FullCheckpoint(), min_bytes)
     return tuple(
@@ -171,8 +175,7 @@ class _Marks:
         self.gradients[place] = self.meter.position
 
     def cut(self, live: np.ndarray, end_of_backward: int) -> _Cut:
-        if len(self.starts) != self.n_blocks:
-            raise ValueError(f"the model called {len(self.starts)} blocks in one step, not the {self.n_blocks} given")
+        _check_calls(len(self.starts), self.n_blocks)
         end = self.end
         while end + 1 < len(live) and live[end + 1] < live[end]:  # the caller takes the output, and drops the input
             end += 1
@@ -192,6 +195,11 @@ class _Marks:
             turn=_most(live, end, turn) - int(level[-1] - level[0]),
             elsewhere=max(_most(live, 0, self.starts[0]), _most(live, back[0], len(live) - 1)),
         )
+
+
+def _check_calls(n_calls: int, n_blocks: int) -> None:
+    if n_calls != n_blocks:
+        raise ValueError(f"the model called {n_calls} blocks in one step, not the {n_blocks} given")
 
 
 def _most(live: np.ndarray, start: int, stop: int) -> int:

@@ -117,18 +117,29 @@ def leanest_plan(
     return task.strategy(plan, floor)
 
 
+def check_device(device: object) -> None:
+    """Raises TypeError where it is none."""
+    if not isinstance(device, Device):
+        raise TypeError(f"device is a Device such as devices.A100, got {device!r}")
+
+
+def check_options(actions: object, store: object) -> None:
+    """Raises ValueError where a plan cannot have them."""
+    listed = isinstance(actions, Sequence) and not isinstance(actions, str)
+    if not listed or not actions or not all(action in ACTIONS for action in actions):
+        raise ValueError(f"actions are some of {', '.join(map(repr, ACTIONS))}, got {actions!r}")
+    if not isinstance(store, str) or store not in LINKS:
+        raise ValueError(f'store is "host" or "disk", got {store!r}')
+
+
 class _Task:
     """What plans are made of, checked, and how a plan becomes a strategy."""
 
     def __init__(
         self, costs: ModelCosts, device: Device, actions: Sequence[str], store: str, min_bytes: int | str
     ) -> None:
-        if not isinstance(device, Device):
-            raise TypeError(f"device is a Device such as devices.A100, got {device!r}")
-        if isinstance(actions, str) or not actions or not all(action in ACTIONS for action in actions):
-            raise ValueError(f"actions are some of {', '.join(map(repr, ACTIONS))}, got {actions!r}")
-        if not isinstance(store, str) or store not in LINKS:
-            raise ValueError(f'store is "host" or "disk", got {store!r}')
+        check_device(device)
+        check_options(actions, store)
         self.costs, self.device, self.store, self.min_bytes = costs, device, store, parse_bytes(min_bytes)
         self.chain = Chain.of(costs, device, store, actions)
         if not self.chain.allowed:
@@ -170,7 +181,11 @@ def fastest_in_simulation(
         options: of :func:`plan_under_budget`, ``reserve`` left out.
     """
     costs, limit = ModelCosts.of(costs), parse_bytes(budget)
-    plans = [plan_under_budget(costs, limit, device, **options)]
+    first = plan_under_budget(costs, limit, device, **options)
+    known = first.certificate
+    if known.simulated_seconds <= known.extra_seconds + AGREEMENT * known.plain_seconds:
+        return first  # no tensor waits for want of room
+    plans = [first]
     leanest = leanest_plan(costs, device, **{name: options[name] for name in options if name != "confirm_seconds"})
     largest = max(max(block.saved, default=0) for block in costs.blocks)
     spare = limit - leanest.budget
