@@ -185,7 +185,9 @@ def optimizer_with_state(
 ) -> Optimizer | None:
     """An optimizer of a fake model as in the middle of training; one that exists already says its kind and settings."""
     if isinstance(optimizer, Optimizer):
-        make = partial(type(optimizer), **optimizer.defaults)
+        # Some classes note more among their settings than they take.
+        taken = inspect.signature(type(optimizer)).parameters
+        make = partial(type(optimizer), **{name: value for name, value in optimizer.defaults.items() if name in taken})
     else:
         make = _optimizer_maker(optimizer)
     return None if make is None else _with_state(make, model)

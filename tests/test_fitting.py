@@ -364,3 +364,26 @@ def test_planned_strategies_are_measured_and_compared_like_others():
     with pytest.raises(ValueError, match="PerBlock names 4 actions, this stack has 3 blocks"):
         ms.apply(ms.BlockStack(3, 32, 4), lean)
     assert len(lean.describe().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.AdamW,
+        lambda parameters: torch.optim.AdamW(parameters, foreach=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        torch.optim.RMSprop,
+    ],
+    ids=["AdamW", "AdamW, foreach", "SGD", "RMSprop"],
+)
+def test_an_optimizer_that_exists_says_its_kind_and_settings(make):
+    model, batch = ms.gpt2("tiny"), tokens(256)
+    optimizer = make(model.parameters())
+    strategy = ms.fit(model, batch, "1 GiB", optimizer=optimizer, **OPTIONS)
+    assert not optimizer.state
+    for number in range(2):  # the first makes the optimizer's state
+        with ms.apply(model, strategy), ms.MemoryMeter(model, optimizer) as meter:
+            model(**batch).loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        assert (meter.trace.peak_bytes == strategy.peak_bytes) == (number == 1)
