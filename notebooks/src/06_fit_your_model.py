@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 06 Fit your model
 #
-# You know what a step holds, and three things to do about it: keep, recompute, offload. In this last notebook you take a
-# model and a budget, and get a plan that runs.
+# You know what a step holds, and three things to do about it: keep, recompute, offload. Here you take a model and a
+# budget, and get a plan that runs.
 #
 # **After these 30 minutes you can**
 #
@@ -116,7 +116,7 @@ ms.plots.plan_picture({name: plan.plan(32) for name, plan in plans.items() if "k
 
 # %% [markdown]
 # The mix beats each remedy alone: while blocks run again, the link brings others back. The **certificate** says: an
-# exact solver found nothing faster; and even with fractions of blocks (the *linear relaxation*) nothing could be.
+# exact solver found nothing faster, and even fractions of blocks (the *linear relaxation*) would gain next to nothing.
 #
 # *And as the budget shrinks: where does it begin to hurt, and where does it end?*
 
@@ -287,7 +287,7 @@ print(fit_checks.check_floor(smallest_budget, here))
 
 # %%
 rows = {}
-for budget in ("30 GB", "40 GB", "60 GB", "100 GB"):
+for budget in ("40 GB", "60 GB", "100 GB"):
     fluid, chosen = (
         find(llama, budget, devices.A100) for find in (ms.plan_under_budget, planner.fastest_in_simulation)
     )
@@ -304,7 +304,7 @@ ms.plots.budget_curve(curve, marks, mix=False)
 # %% [markdown]
 # 32 %: as slow as recomputing everything! The plan fills the budget to the last byte, so one tensor at a time may travel.
 # `fastest_in_simulation`, which `ms.fit` uses, leaves room for several and gets 10 %. **A proof holds for its model
-# only.**
+# only.** (None of this has run on a GPU yet.)
 #
 # And the simulator? It has a model too. Your disk, predicted and measured; and how well two measurements of this machine
 # agree. **Predict** the error of the step time.
