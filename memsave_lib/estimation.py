@@ -181,16 +181,40 @@ def _optimizer_maker(
 
 
 def optimizer_with_state(
-    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | Optimizer | None, model: nn.Module
+    optimizer: str | Callable[[Iterable[nn.Parameter]], Optimizer] | Optimizer | None,
+    model: nn.Module,
+    original: nn.Module | None = None,
 ) -> Optimizer | None:
-    """An optimizer of a fake model as in the middle of training; one that exists already says its kind and settings."""
+    """An optimizer of a fake model as in the middle of training.
+
+    Args:
+        optimizer: one that exists already says its kind, its groups and their settings; its parameters are those of
+            ``original``, of which ``model`` is the copy.
+    """
     if isinstance(optimizer, Optimizer):
-        # Some classes note more among their settings than they take.
-        taken = inspect.signature(type(optimizer)).parameters
-        make = partial(type(optimizer), **{name: value for name, value in optimizer.defaults.items() if name in taken})
+        make = partial(_of_the_same_kind, optimizer, model, original or model)
     else:
         make = _optimizer_maker(optimizer)
     return None if make is None else _with_state(make, model)
+
+
+def _of_the_same_kind(
+    optimizer: Optimizer, model: nn.Module, original: nn.Module, trained: Iterable[nn.Parameter]
+) -> Optimizer:
+    names = {id(parameter): name for name, parameter in original.named_parameters()}
+    # Some classes note more among their settings than they take.
+    taken = inspect.signature(type(optimizer)).parameters
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        foreign = sum(id(parameter) not in names for parameter in group["params"])
+        if foreign:
+            raise ValueError(
+                f"{foreign} parameters of the optimizer's group {number} are not {type(original).__name__}'s: make it "
+                "of the parameters of this very model"
+            )
+        copies = [model.get_parameter(names[id(parameter)]) for parameter in group["params"]]
+        groups.append({**{name: group[name] for name in group if name in taken}, "params": copies})
+    return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in taken})
 
 
 def _with_state(make: Callable[[Iterable[nn.Parameter]], Optimizer], model: nn.Module) -> Optimizer:

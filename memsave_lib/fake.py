@@ -86,6 +86,12 @@ def build(
 
 def copy_of(model: nn.Module, batch: Any, loss: Loss | None = None) -> FakeModel:
     """A fake copy of a real model and of what it is called with; the model itself is left alone."""
+    _check_functions(loss=loss)
+    if batch is None or isinstance(batch, list):
+        raise TypeError(
+            "batch is what the model is called with: a dict of keyword arguments, a tuple of positional ones, or one "
+            f"tensor, got {_describe(batch)}"
+        )
     mode = _compat.fake_mode()
     copied = _prepared(_compat.fake_copy(model, mode))
     return FakeModel(copied, mode, _fake_inputs(copied, batch, mode), loss or loss_in_output)

@@ -12,26 +12,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memsave_lib import devices, estimation, fake
+from memsave_lib import _compat, devices, estimation, fake
 from memsave_lib.comparison import start_over, step_seconds
 from memsave_lib.costs import ModelCosts
 from memsave_lib.devices import Device
 from memsave_lib.flops import count_flops
 from memsave_lib.models import find_blocks
+from memsave_lib.placement import check_applicable
 from memsave_lib.planner import (
     BelowTheFloor,
     PlannedStrategy,
     check_device,
     check_options,
     fastest_in_simulation,
-    leanest_plan,
+    lean_plans,
 )
 from memsave_lib.profiling import model_costs
 from memsave_lib.runner import apply
-from memsave_lib.strategies import ACTIONS, MIN_BYTES, FullCheckpoint, Strategy
+from memsave_lib.strategies import ACTIONS, MIN_BYTES, FullCheckpoint, KeepAll, Strategy
 from memsave_lib.trace import Trace
 from memsave_lib.units import human_bytes, parse_bytes
 
@@ -61,7 +62,12 @@ def fit(
             train(model)
 
     The budget holds the whole step: parameters, gradients that start from None, the optimizer's state, activations and
-    temporaries, as :class:`~memsave_lib.MemoryMeter` counts them.
+    temporaries, as :class:`~memsave_lib.MemoryMeter` counts them. The step is that of a plain loop: one forward, of
+    which the loss alone is kept, and one backward. Whoever holds on to the output keeps its logits too; gradients that
+    wait for a second forward, and autocast around or inside the model, change the peak: measure such a step.
+
+    It is planned for the mode that the model is in: call ``model.train()`` first. Hooks of your own stay behind when
+    the model is copied. A block that is recomputed counts batch statistics twice, as :func:`memsave_lib.apply` says.
 
     Args:
         model: any model of a stack of blocks, in the mode in which it will be trained: call ``model.train()`` first
@@ -92,10 +98,11 @@ def fit(
         check_device(device)
     found = find_blocks(model) if blocks is None else list(blocks)
     places = _names(model, found)
+    check_applicable(model, KeepAll(), KeepAll().plan(len(found)), found)
     made = fake.copy_of(model, batch, loss)
     copies = [made.model.get_submodule(place) for place in places]
     with made.running():
-        chosen = estimation.optimizer_with_state(optimizer, made.model)
+        chosen = estimation.optimizer_with_state(optimizer, made.model, model)
         costs = model_costs(made.model, made.step, copies, min_bytes, chosen)
 
         def run(strategy: Strategy) -> Trace:
@@ -143,11 +150,18 @@ def _reached(
 def _seconds(model: nn.Module, batch: Any, loss: fake.Loss, blocks: list[nn.Module]) -> float:
     """Of a real step with every block recomputed; the model is put back as it was."""
 
+    leaves = [leaf for leaf in _compat.tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.is_leaf]
+    gradients = [leaf.grad for leaf in leaves]
+
     def step() -> None:
         loss(fake.call(model, batch), batch).backward()
 
-    with start_over(model) as restart, apply(model, FullCheckpoint(), blocks=blocks):
-        return min(step_seconds(step, restart) for _ in range(REPEATS))
+    try:
+        with start_over(model) as restart, apply(model, FullCheckpoint(), blocks=blocks):
+            return min(step_seconds(step, restart) for _ in range(REPEATS))
+    finally:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
 
 
 def _verified(
@@ -180,14 +194,14 @@ def _leanest(
     Raises:
         BelowTheFloor: it does not; with the peak as the fake run finds it, and what memory is made of there.
     """
-    leanest = leanest_plan(costs, machine, **options)
-    trace = run(leanest)
+    traces = {plan: run(plan) for plan in lean_plans(costs, machine, **options)}
+    leanest, trace = min(traces.items(), key=lambda item: item[1].peak_bytes)
     if trace.peak_bytes <= limit:
         return replace(leanest, budget=limit, peak_bytes=trace.peak_bytes)
     parts = sorted(((size, name) for name, size in trace.at_peak.items() if size), reverse=True)
     made_of = ", ".join(f"{name} {human_bytes(size)}" for size, name in parts[:4])
     advice = (
         f". There the peak is in {trace.peak_at} and made of {made_of}. A shorter sequence, a smaller batch, or "
-        "smaller weights and optimizer state lower it; no choice for the blocks does"
+        "smaller weights and optimizer state lower it; no choice for the blocks that the planner knows does"
     )
     raise BelowTheFloor(limit, trace.peak_bytes, cause, advice) from None

@@ -54,6 +54,8 @@ def simulate(
         prefetch: how many tensors may be leaving, or coming back ahead of use, at once. 0: every copy is waited for.
         link: ``"host"`` or ``"disk"``: where tensors go.
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan is what a strategy makes of a stack, such as KeepAll().plan(12), got {plan!r}")
     if len(costs) != plan.n_blocks:
         raise ValueError(f"costs has {len(costs)} entries for a plan of {plan.n_blocks} blocks")
     if plan.recompute_ops:

@@ -387,3 +387,38 @@ def test_an_optimizer_that_exists_says_its_kind_and_settings(make):
             optimizer.step()
         optimizer.zero_grad()
         assert (meter.trace.peak_bytes == strategy.peak_bytes) == (number == 1)
+
+
+def test_groups_of_an_optimizer_and_what_it_trains_count():
+    model, batch = ms.gpt2("tiny"), tokens(256)
+    head, rest = [model.transformer.wte.weight], [model.transformer.wpe.weight]
+    settings = [{"params": head, "momentum": 0.9}, {"params": rest}]
+    strategy = ms.fit(model, batch, "1 GiB", optimizer=torch.optim.SGD(settings, lr=0.1), **OPTIONS)
+    plain = ms.fit(model, batch, "1 GiB", optimizer=torch.optim.SGD(head + rest, lr=0.1), **OPTIONS)
+    assert strategy.peak_bytes - plain.peak_bytes == head[0].nbytes
+    with pytest.raises(ValueError, match="1 parameters of the optimizer's group 0 are not GPT2LMHeadModel's"):
+        ms.fit(model, batch, "1 GiB", optimizer=torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss", "message"),
+    [(None, None, "batch is what"), ([1], None, "got list"), ({"input_ids": 1}, "mse", "loss must be a function")],
+)
+def test_what_a_model_cannot_be_called_with_is_refused(batch, loss, message):
+    with pytest.raises(TypeError, match=message):
+        ms.fit(ms.gpt2("tiny"), batch, "1 GiB", loss=loss, **OPTIONS)
+
+
+def test_the_floor_is_that_of_the_leanest_plan_that_is_run():
+    """Tensors of an offloaded block come back one by one: where that tells, sending everything away needs least."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = BertForSequenceClassification(BertConfig(vocab_size=1000, max_position_embeddings=128, **sizes)).train()
+    ids = torch.randint(3, 900, (8, 128))
+    batch = {"input_ids": ids, "labels": ids[:, 0] % 2}
+    with pytest.raises(BelowTheFloor) as raised:
+        ms.fit(model, batch, 1, devices.A100, optimizer=None)
+    with ms.apply(model, ms.Offload(keep_last=0, prefetch=0)), ms.MemoryMeter(model) as meter:
+        model(**batch).loss.backward()
+    assert raised.value.floor_bytes == meter.trace.peak_bytes

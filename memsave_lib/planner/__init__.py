@@ -30,7 +30,7 @@ __all__ = [
     "Certificate",
     "PlannedStrategy",
     "fastest_in_simulation",
-    "leanest_plan",
+    "lean_plans",
     "plan_under_budget",
     "plans_over_budgets",
 ]
@@ -102,19 +102,24 @@ def _solved(chain: Chain, limit: int, confirm_seconds: float) -> tuple[tuple[int
     return plans[int(seconds.argmin())], tuple(confirmed)
 
 
-def leanest_plan(
+def lean_plans(
     costs: Sequence[BlockCosts] | ModelCosts,
     device: Device,
     *,
     actions: Sequence[str] = ACTIONS,
     store: str = "host",
     min_bytes: int | str = MIN_BYTES,
-) -> PlannedStrategy:
-    """The plan that needs least, whatever it costs: every copy is waited for on the spot."""
+) -> tuple[PlannedStrategy, ...]:
+    """Plans that need little, whatever they cost: the one that needs least, and all blocks treated alike.
+
+    Every copy is waited for on the spot. The planner takes all tensors of an offloaded block to be there at once while
+    it runs. Where they come back one by one, a plan that looks worse may need less: a fake run tells.
+    """
     task = _Task(ModelCosts.of(costs), device, actions, store, min_bytes)
-    floor, _ = task.chain.floor()
-    plan, _ = task.chain.leanest(floor)
-    return task.strategy(plan, floor)
+    chain, tensors = task.chain, [block.saved for block in task.costs.blocks]
+    least = chain.leanest(chain.floor()[0])[0]
+    plans = dict.fromkeys([least, *((action,) * chain.n_blocks for action in chain.allowed)])
+    return tuple(replace(task.strategy(plan, chain.peak_bytes(plan, tensors, 0)), prefetch=0) for plan in plans)
 
 
 def check_device(device: object) -> None:
@@ -187,9 +192,9 @@ def fastest_in_simulation(
     if known.simulated_seconds <= known.extra_seconds + AGREEMENT * known.plain_seconds:
         return first  # no tensor waits for want of room
     plans = [first]
-    leanest = leanest_plan(costs, device, **{name: options[name] for name in options if name != "confirm_seconds"})
+    chain = _Task(costs, device, options.get("actions", ACTIONS), options.get("store", "host"), MIN_BYTES).chain
     largest = max(max(block.saved, default=0) for block in costs.blocks)
-    spare = limit - leanest.budget
+    spare = limit - chain.floor()[0]
     reserves = {count * largest for count in RESERVED_TENSORS} | {int(share * spare) for share in RESERVED_SHARES}
     for reserve in sorted(reserve for reserve in reserves if 0 < reserve <= spare):
         plans.append(plan_under_budget(costs, limit, device, reserve=reserve, **options))

@@ -78,8 +78,8 @@ class Certificate:
         else:
             known = f"another plan{rest} may be faster, by {self.gap:.2%} of a step at most"
         return (
-            f"{self.overhead:.2%} over the plain step, {known}; linear relaxation {self.bound:.2%}; "
-            f"{self.simulated_overhead:.2%} when whole tensors travel"
+            f"{self.overhead:.2%} over the plain step in the planner's model, in which {known}; linear relaxation "
+            f"{self.bound:.2%}; {self.simulated_overhead:.2%} when whole tensors travel"
         )
 
 

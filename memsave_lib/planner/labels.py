@@ -25,6 +25,8 @@ from memsave_lib.planner.programs import relax
 SECONDS, HELD, LEAVING, AHEAD = range(4)
 #: Seconds apart by less are the same: sums of floats in another order differ.
 TOLERANCE = 1e-12
+#: Of many blocks only near ones are exchanged: about so many pairs are tried in a round.
+MOST_EXCHANGES = 4_000
 #: Prices are taken from relaxations for these multiples of the room that there is: labels hold more than the first of
 #: them foresees, or less.
 PRICED_FOR = (1.0, 0.97, 1.03, 0.9, 1.1)
@@ -95,9 +97,9 @@ def _single_changes(plan: np.ndarray, allowed: tuple[int, ...]) -> np.ndarray:
 
 
 def _exchanges(plan: np.ndarray) -> np.ndarray:
-    """The plan with the actions of two blocks exchanged, for each pair that differs."""
+    """The plan with the actions of two blocks exchanged, for each pair that differs and is not too far apart."""
     first, second = np.triu_indices(len(plan), k=1)
-    differ = plan[first] != plan[second]
+    differ = (plan[first] != plan[second]) & (second - first <= max(8, MOST_EXCHANGES // len(plan)))
     first, second = first[differ], second[differ]
     changed = np.repeat(plan[None], len(first), axis=0)
     changed[np.arange(len(first)), first], changed[np.arange(len(first)), second] = plan[second], plan[first]

@@ -49,7 +49,7 @@ def judge_b1(fused: Callable[[int], int], written_out: Callable[[int], int]) -> 
                 fused(first_fused) > 100e9 and written_out(first) > 100e9
             ),
         },
-        f"One sequence saves {gigabytes(fused(1), 0)} in Llama-2-7B, whose attention is fused, and "
+        f"One sequence saves {gigabytes(fused(1))} in Llama-2-7B with its loss, whose attention is fused, and "
         f"{gigabytes(written_out(1), 0)} in a GPT with attention written out and dropout.",
     )
 
