@@ -225,7 +225,7 @@ print("every loss equal to keep-all's:", train(model, strategy) == train(twin, m
 stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
 x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
 costs = ms.profiling.model_costs(stack, lambda: stack(x).square().mean().backward())
-planned = planner.plans_over_budgets(costs, devices.T4, 5, actions=("keep", "recompute"))
+planned = planner.plans_over_budgets(costs, devices.T4, 4, actions=("keep", "recompute"))
 named = {"keep all": ms.KeepAll(), "full checkpoint": ms.FullCheckpoint(), "recursive": ms.Recursive()}
 named |= {f"k={here.checkpoint_every}": ms.Selective(here.checkpoint_every), "cheap operations": ms.SelectiveOps()}
 options = []
@@ -287,7 +287,7 @@ print(fit_checks.check_floor(smallest_budget, here))
 
 # %%
 rows = {}
-for budget in ("40 GB", "60 GB", "100 GB"):
+for budget in ("40 GB", "100 GB"):
     fluid, chosen = (
         find(llama, budget, devices.A100) for find in (ms.plan_under_budget, planner.fastest_in_simulation)
     )
@@ -342,7 +342,7 @@ torch_budget.budget_table(ways)
 # condition, how many not?
 
 # %% tags=["nbval-ignore-output"]
-ledger = claims.ledger()
+ledger = claims.ledger(tools=False)  # DeepSpeed's checks run in the tests; here their results
 kinds = ledger.verdict.map(lambda verdict: "holds under a condition" if "when" in verdict else verdict)
 for verdict, ids in ledger.id.groupby(kinds, sort=False):
     print(f"{verdict}: {len(ids)} of {len(ledger)} ({', '.join(ids)})")

@@ -97,13 +97,14 @@ def run(check: Check) -> Finding:
         return check.run()
 
 
-def refreshed(claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """The claims with what their checks find now; where a check cannot run, the stored result stays."""
+def refreshed(claims: Sequence[Claim], tools: bool = True) -> tuple[Claim, ...]:
+    """The claims with what their checks find now; where a check cannot run, or is not to, the stored result stays."""
     by_id = checks()
-    return tuple(claim if by_id[claim.id].why_not() else claim.found(run(by_id[claim.id])) for claim in claims)
+    stored = {id for id, check in by_id.items() if (check.needs_tool and not tools) or check.why_not()}
+    return tuple(claim if claim.id in stored else claim.found(run(by_id[claim.id])) for claim in claims)
 
 
-def ledger(live: bool = True, path: Path = CLAIMS_FILE) -> pd.DataFrame:
+def ledger(live: bool = True, tools: bool = True, path: Path = CLAIMS_FILE) -> pd.DataFrame:
     """One row a claim: id, claim, verdict, figure. The texts hold no seconds of this machine and never differ.
 
     pandas cuts long texts; to see them whole: ``with pd.option_context("display.max_colwidth", None): display(...)``.
@@ -111,12 +112,15 @@ def ledger(live: bool = True, path: Path = CLAIMS_FILE) -> pd.DataFrame:
     Args:
         live: run every check now, some five seconds on one core and ten more with DeepSpeed. A check whose tool is not
             installed shows its stored result; ``False`` shows the stored results of all.
+        tools: run the checks that start another tool too; ``False`` shows their stored results.
         path: of the stored claims.
     """
     import pandas as pd
 
     claims = load(path)
-    rows = [(one.id, one.claim, one.finding.words, one.figure) for one in (refreshed(claims) if live else claims)]
+    rows = [
+        (one.id, one.claim, one.finding.words, one.figure) for one in (refreshed(claims, tools) if live else claims)
+    ]
     return pd.DataFrame(rows, columns=["id", "claim", "verdict", "figure"])
 
 

@@ -45,6 +45,11 @@ class Check:
     run: Callable[[], Finding]
     why_not: Callable[[], str] = _nothing_missing
 
+    @property
+    def needs_tool(self) -> bool:
+        """Whether it needs what may be missing."""
+        return self.why_not is not _nothing_missing
+
 
 def judged(id: str, cases: Mapping[str, bool], figure: str) -> Finding:
     """The finding that follows from whether the claim is true in each case.
