@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -26,6 +25,7 @@ from memsave_lib.plots.drawing import (
     check_not_empty,
     label_inches,
 )
+from memsave_lib.plots.labels import Labels, dot_boxes
 from memsave_lib.units import exact_bytes, human_bytes, unit_for
 
 if TYPE_CHECKING:
@@ -182,7 +182,10 @@ def trade_off(
     spread = max(max(costs) - min(costs), 0.05)
     axes.set(xlim=(min(costs) - 0.06 * spread, max(costs) + 0.3 * spread))
     axes.set_ylim(0, 1.15 * max(point.nbytes for point in points) / size)
-    _label_points(axes, [(point.cost / base, point.nbytes / size, point.label) for point in points])
+    places = [(point.cost / base, point.nbytes / size) for point in points]
+    labels = Labels(axes, dot_boxes(axes, places))
+    for point, place in zip(points, places, strict=True):
+        labels.write(point.label, place)
     axes.set_xlabel(f"{cost} of a step ({points[0].label} = 1)", fontsize=TEXT)
     axes.set_ylabel(f"{memory} bytes, {unit}", fontsize=TEXT)
     filled = axes.plot([], [], "o-", markersize=8, color=BLUE, label="best trades: no other is as small and as cheap")[
@@ -238,26 +241,3 @@ def _spread(ends: list[tuple[float, str, str]], gap: float) -> list[tuple[float,
         lowest = placed[-1][0] + gap if placed else height
         placed.append((max(height, lowest), label, color))
     return placed
-
-
-#: Offsets in points and alignment of a label beside its point, the best first.
-LABEL_PLACES = ((6, 10, "left"), (6, 22, "left"), (9, 0, "left"), (6, -10, "left"), (-9, 0, "right"), (6, 34, "left"))
-
-
-def _label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """A label beside each point: the first of several places where it lies on no other label and no point."""
-    taken = [
-        np.array([*axes.transData.transform((x, y)) - 6, *axes.transData.transform((x, y)) + 6]) for x, y, _ in points
-    ]
-    for x, y, label in points:
-        for dx, dy, side in LABEL_PLACES:
-            text = axes.annotate(
-                label, (x, y), (dx, dy), textcoords="offset points", ha=side, va="center", fontsize=SMALL
-            )
-            box = np.ravel(text.get_window_extent().get_points())
-            if not any((box[:2] < other[2:]).all() and (other[:2] < box[2:]).all() for other in taken):
-                break
-            text.remove()
-        else:
-            axes.annotate(label, (x, y), (9, 0), textcoords="offset points", va="center", fontsize=SMALL)
-        taken.append(box)
