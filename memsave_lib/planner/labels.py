@@ -165,8 +165,8 @@ def _undominated(labels: np.ndarray, chain: Chain, slack: float) -> np.ndarray:
     # Who dominates holds no more and has spent no more, all backlog waited for: in this order it comes first.
     spent = labels[:, SECONDS] + labels[:, LEAVING] / chain.out + labels[:, AHEAD] / chain.back
     order = np.lexsort((spent, labels[:, HELD]))
-    seconds, held, leaving, ahead = labels[order].T
+    seconds, _, leaving, ahead = labels[order].T
     waited = seconds[:, None] + np.maximum(0.0, leaving[:, None] - leaving) / chain.out
     waited += np.maximum(0.0, ahead[:, None] - ahead) / chain.back
-    dominates = np.triu((waited <= seconds + slack) & (held[:, None] <= held), k=1)
+    dominates = np.triu(waited <= seconds + slack, k=1)
     return np.sort(order[~dominates.any(axis=0)])
