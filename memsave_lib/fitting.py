@@ -86,8 +86,8 @@ def fit(
         min_bytes: smaller tensors stay.
 
     Raises:
-        BelowTheFloor: a ValueError: no plan fits; it says the smallest budget that does, what sets it, and what the
-            peak is made of there.
+        BelowTheFloor: a ValueError: no plan fits; it says the smallest budget that one was found to fit, what sets it,
+            and what the peak is made of there.
         TypeError: ``device`` is no :class:`~memsave_lib.Device`, or a size is neither a number nor a string.
         ValueError: the model decides by values of tensors, which fake tensors do not have; one of ``blocks`` is no part
             of it; or an option is none.
@@ -97,10 +97,10 @@ def fit(
     if device is not None:
         check_device(device)
     found = find_blocks(model) if blocks is None else list(blocks)
-    places = _names(model, found)
     check_applicable(model, KeepAll(), KeepAll().plan(len(found)), found)
+    places = {module: name for name, module in model.named_modules()}
     made = fake.copy_of(model, batch, loss)
-    copies = [made.model.get_submodule(place) for place in places]
+    copies = [made.model.get_submodule(places[block]) for block in found]
     with made.running():
         chosen = estimation.optimizer_with_state(optimizer, made.model, model)
         costs = model_costs(made.model, made.step, copies, min_bytes, chosen)
@@ -114,19 +114,6 @@ def fit(
         device = this_machine(next(model.parameters()).device, reached)
     with made.running():
         return _verified(costs, limit, device, run, options)
-
-
-def _names(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
-    """Where each block is in the model, so that it is found in a copy.
-
-    Raises:
-        ValueError: it is not in the model.
-    """
-    names = {module: name for name, module in model.named_modules()}
-    for index, block in enumerate(blocks):
-        if block not in names:
-            raise ValueError(f"blocks[{index}] is no part of {type(model).__name__}: {type(block).__name__}")
-    return [names[block] for block in blocks]
 
 
 def this_machine(place: torch.device, reached: float | None = None) -> Device:
@@ -148,8 +135,7 @@ def _reached(
 
 
 def _seconds(model: nn.Module, batch: Any, loss: fake.Loss, blocks: list[nn.Module]) -> float:
-    """Of a real step with every block recomputed; the model is put back as it was."""
-
+    """Of a real step with every block recomputed; model and batch are put back as they were."""
     leaves = [leaf for leaf in _compat.tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.is_leaf]
     gradients = [leaf.grad for leaf in leaves]
 

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 import memsave_lib as ms
 from memsave_lib._compat import TorchDispatchMode
 from memsave_lib.costs import ModelCosts
-from memsave_lib.course import guide
+from memsave_lib.course.costs import llama_costs
 from memsave_lib.formulas import LlamaShape
 from memsave_lib.models import hugging_face_checkpointing
 from memsave_lib.planner.chain import Chain
@@ -379,7 +379,7 @@ def estimates() -> str:
 
 def planner() -> Ratio:
     """80 of Llama-2-7B's blocks at 32k tokens on an A100: both solvers prove the same plan."""
-    costs = ModelCosts(guide.llama_costs(LlamaShape(1, 32_768, 4096, 32, 32, 11_008), 80))
+    costs = ModelCosts(llama_costs(LlamaShape(1, 32_768, 4096, 32, 32, 11_008), 80))
     chain = Chain.of(costs, ms.devices.A100, "host")
     return paired(
         "plan of 80 blocks, dynamic programme / mixed-integer program",

@@ -222,7 +222,7 @@ def test_a_fit_leaves_the_model_as_it_was(how):
     if how in ("fits", "by real steps"):
         ms.fit(model, batch, "1 GiB", **options)
     else:
-        expected = {"below the floor": "below the floor", "refused": "values", "no such blocks": "no part of GPT2LM"}
+        expected = {"below the floor": "below the floor", "refused": "values", "no such blocks": "not a part of GPT2LM"}
         with pytest.raises(ValueError, match=expected[how]):
             ms.fit(model, batch, 1, **options)
     assert same(everything_of(model), before)
@@ -422,3 +422,16 @@ def test_the_floor_is_that_of_the_leanest_plan_that_is_run():
     with ms.apply(model, ms.Offload(keep_last=0, prefetch=0)), ms.MemoryMeter(model) as meter:
         model(**batch).loss.backward()
     assert raised.value.floor_bytes == meter.trace.peak_bytes
+
+
+def test_real_steps_leave_no_gradient_on_the_batch():
+    """Without a device the model itself is timed; the batch is put back as the model is."""
+    stack, x = ms.BlockStack(2, 32, 2), torch.randn(1, 16, 32, requires_grad=True)
+    ms.fit(stack, x, "1 GiB", loss=lambda output, batch: output.sum(), optimizer=None)
+    assert x.grad is None
+
+
+def test_a_model_that_follows_a_strategy_already_is_refused_at_once():
+    model = ms.gpt2("tiny")
+    with ms.apply(model, ms.FullCheckpoint()), pytest.raises(ValueError, match="follows a strategy already"):
+        ms.fit(model, tokens(256), "1 GiB", **OPTIONS)

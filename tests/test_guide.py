@@ -8,7 +8,7 @@ import torch
 
 import memsave_lib as ms
 from memsave_lib import devices, formulas
-from memsave_lib.course import guide
+from memsave_lib.course import costs, guide
 from memsave_lib.course.guide import Sizes
 from memsave_lib.devices import Device
 from memsave_lib.flops import profile_blocks
@@ -114,7 +114,7 @@ def test_llama_on_paper_is_llama_counted() -> None:
     model = ms.llama("tiny", attn_implementation="eager")
     tokens = torch.randint(256, (1, 64))
     counted = profile_blocks(model, lambda: model(tokens, labels=tokens, use_cache=False).loss.backward())
-    paper = guide.llama_costs(shape, 2)
+    paper = costs.llama_costs(shape, 2)
     # Attention that is written out computes what lies behind the diagonal, too.
     assert [cost.forward for cost in paper] == [cost.forward - 2 * 64 * 64 * 64 for cost in counted]
     assert all(cost.backward == 2 * cost.forward and cost.recompute is None for cost in paper)
@@ -123,9 +123,9 @@ def test_llama_on_paper_is_llama_counted() -> None:
 
 def test_llamas_tensors_that_travel_are_those_it_saves() -> None:
     shape = formulas.LlamaShape(1, 32_768, 4096, 32, 32, 11_008)
-    cost = guide.llama_costs(shape, 32)[31]
+    cost = costs.llama_costs(shape, 32)[31]
     assert sum(cost.saved) == formulas.llama_block_saved_bytes(shape)
-    assert len(guide.llama_costs(shape, 32)) == 32
+    assert len(costs.llama_costs(shape, 32)) == 32
 
 
 def test_a_long_table_shows_everything() -> None:

@@ -697,3 +697,8 @@ def test_wrong_costs_are_named(options, error, message):
 def test_simulating_needs_no_torch():
     program = "import sys, memsave_lib.simulation, memsave_lib.devices as d; d.T4; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_strategy_is_no_plan_yet():
+    with pytest.raises(TypeError, match=r"plan is what a strategy makes of a stack, .* got KeepAll\(\)"):
+        simulate([BlockCosts(1, 2)], KeepAll(), Device("none", flops=1.0))

@@ -1,4 +1,4 @@
-"""What a block of the course costs, on paper: the input of :func:`memsave_lib.simulation.simulate` without a run.
+"""What a block of the course, or of Llama, costs on paper: what :func:`memsave_lib.simulate` needs, without a run.
 
 For a model that is at hand, :func:`memsave_lib.profiling.block_costs` measures the same.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsave_lib.formulas import BlockShape, block_storages
+from memsave_lib.costs import BlockCosts
+from memsave_lib.formulas import BlockShape, LlamaShape, block_storages, llama_block_terms
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
-from memsave_lib.simulation import BlockCosts
 from memsave_lib.strategies import MIN_BYTES
 
 
@@ -46,3 +46,18 @@ def stack_costs(shape: BlockShape, n_layers: int, min_bytes: int = MIN_BYTES) ->
     cost = paper_costs(shape, min_bytes)
     first = replace(cost, saved=cost.saved[1:] if cost.checkpoint else cost.saved, checkpoint=0)
     return [first, *[cost] * (n_layers - 1)]
+
+
+def llama_costs(shape: LlamaShape, n_layers: int) -> tuple[BlockCosts, ...]:
+    """What Llama's blocks cost, by closed form: the input of simulations and plans for models that fit nowhere here.
+
+    Forward takes two FLOPs for each weight of the seven projections and token, and ``2*s*h`` a token in causal
+    attention; backward twice as much; a recomputation is a whole forward, without PyTorch's early stop. Parameters,
+    gradients, embeddings and loss are no part of it.
+    """
+    tokens, hidden = shape.batch * shape.seq_len, shape.hidden
+    grouped = hidden * shape.kv_heads // shape.heads
+    weights = 2 * hidden * (hidden + grouped) + 3 * hidden * shape.ffn
+    forward = float(tokens * (2 * weights + CAUSAL_ATTENTION * shape.seq_len * hidden))
+    saved = tuple(size for size in llama_block_terms(shape).values() if size >= MIN_BYTES)
+    return (BlockCosts(forward, 2 * forward, None, saved, shape.checkpoint_bytes),) * n_layers

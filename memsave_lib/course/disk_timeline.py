@@ -26,13 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from memsave_lib import devices
+from memsave_lib.costs import BlockCosts
 from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.formulas import BlockShape
 from memsave_lib.lanes import Lanes, Span, StreamTimeline
 from memsave_lib.models import BlockStack
 from memsave_lib.runner import apply
-from memsave_lib.simulation import BlockCosts, simulate
+from memsave_lib.simulation import simulate
 from memsave_lib.stores import DiskStore, NullStore
 from memsave_lib.strategies import MIN_BYTES, KeepAll, Offload, Strategy
 from memsave_lib.units import human_bytes

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memsave_lib.arguments import whole_number
-from memsave_lib.costs import BlockCosts
 from memsave_lib.devices import Device
 from memsave_lib.estimation import Estimate
-from memsave_lib.formulas import LlamaShape, checkpointing_moves_peak, copy_hides, element_bytes, llama_block_terms
-from memsave_lib.formulas.offloading import CAUSAL_ATTENTION
-from memsave_lib.strategies import MIN_BYTES
+from memsave_lib.formulas import checkpointing_moves_peak, copy_hides, element_bytes
 from memsave_lib.units import human_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -50,21 +47,6 @@ def bottleneck(kept: Estimate, checkpointed: Estimate) -> str:
 def state_share(estimate: Estimate, names: tuple[str, ...] = STATE) -> float:
     """Which share of the peak parameters, gradients and optimizer state are."""
     return sum(estimate.at_peak.get(name, 0) for name in names) / estimate.peak_bytes
-
-
-def llama_costs(shape: LlamaShape, n_layers: int) -> tuple[BlockCosts, ...]:
-    """What Llama's blocks cost, by closed form: the input of simulations and plans for models that fit nowhere here.
-
-    Forward takes two FLOPs for each weight of the seven projections and token, and ``2*s*h`` a token in causal
-    attention; backward twice as much; a recomputation is a whole forward, without PyTorch's early stop. Parameters,
-    gradients, embeddings and loss are no part of it.
-    """
-    tokens, hidden = shape.batch * shape.seq_len, shape.hidden
-    grouped = hidden * shape.kv_heads // shape.heads
-    weights = 2 * hidden * (hidden + grouped) + 3 * hidden * shape.ffn
-    forward = float(tokens * (2 * weights + CAUSAL_ATTENTION * shape.seq_len * hidden))
-    saved = tuple(size for size in llama_block_terms(shape).values() if size >= MIN_BYTES)
-    return (BlockCosts(forward, 2 * forward, None, saved, shape.checkpoint_bytes),) * n_layers
 
 
 @dataclass(frozen=True)

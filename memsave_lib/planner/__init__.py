@@ -174,6 +174,11 @@ class _Task:
         return replace(planned, certificate=certificate)
 
 
+def _chain(costs: ModelCosts, device: Device, actions: Sequence[str] = ACTIONS, store: str = "host", **_: Any) -> Chain:
+    """What plans with these options of :func:`plan_under_budget` are priced by."""
+    return _Task(costs, device, actions, store, MIN_BYTES).chain
+
+
 def fastest_in_simulation(
     costs: Sequence[BlockCosts] | ModelCosts, budget: int | str, device: Device, **options: Any
 ) -> PlannedStrategy:
@@ -192,7 +197,7 @@ def fastest_in_simulation(
     if known.simulated_seconds <= known.extra_seconds + AGREEMENT * known.plain_seconds:
         return first  # no tensor waits for want of room
     plans = [first]
-    chain = _Task(costs, device, options.get("actions", ACTIONS), options.get("store", "host"), MIN_BYTES).chain
+    chain = _chain(costs, device, **options)
     largest = max(max(block.saved, default=0) for block in costs.blocks)
     spare = limit - chain.floor()[0]
     reserves = {count * largest for count in RESERVED_TENSORS} | {int(share * spare) for share in RESERVED_SHARES}
@@ -215,7 +220,7 @@ def plans_over_budgets(
     """
     whole_number("n_budgets", n_budgets, at_least=2)
     costs = ModelCosts.of(costs)
-    chain = _Task(costs, device, options.get("actions", ACTIONS), options.get("store", "host"), MIN_BYTES).chain
+    chain = _chain(costs, device, **options)
     low, high = chain.floor()[0], chain.peak_bytes([KEEP] * chain.n_blocks, [()] * chain.n_blocks, 0)
     plans: list[PlannedStrategy] = []
     for number in range(n_budgets):
