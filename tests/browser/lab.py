@@ -1,137 +1,34 @@
 """A real JupyterLab in a real Chromium, for tests and for looking at the notebooks.
 
-``LabServer`` serves a folder on this machine; ``NotebookPage`` does what a reader does: open a notebook, run all cells,
-move a slider by keyboard, press a button, look.
+``NotebookPage`` does what a reader does: open a notebook, run all cells, move a slider by keyboard, press a button,
+look. ``tests.browser.lab_page.LabPage`` is about one lab of it.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-Theme = Literal["light", "dark"]
-START_SECONDS = 60
+from tests.browser.server import START_SECONDS, LabServer, Theme, chromium, find_chromium, lab_server, wait_for
+
+__all__ = [
+    "LabServer",
+    "NotebookPage",
+    "Theme",
+    "chromium",
+    "find_chromium",
+    "lab_server",
+    "open_page",
+    "own_notebook",
+    "wait_for",
+]
+
 RUN_SECONDS = 180
 VIEWPORT = {"width": 1280, "height": 1000}
-
-
-def find_chromium() -> str | None:
-    """The Chromium or Chrome of this machine; ``CHROMIUM`` may name another."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-
-
-@contextmanager
-def chromium(executable: str) -> Iterator[Browser]:
-    """Start a headless browser and close it."""
-    # Chromium's sandbox refuses to work for root, which is who runs CI in a container.
-    arguments = ["--no-sandbox"] if _is_root() else []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float) -> None:
-    """Poll until ``condition()`` is true. Raises TimeoutError that says what was waited for."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.1)
-
-
-@dataclass(frozen=True)
-class LabServer:
-    """A running JupyterLab that serves ``root``."""
-
-    url: str
-    token: str
-    root: Path
-
-    def api(self, path: str) -> list[dict]:
-        """Ask the server's REST interface."""
-        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-
-    def kernel_of(self, path: str) -> dict:
-        """State of the kernel of an open notebook, {} before it has one."""
-        kernels = [session["kernel"] for session in self.api("sessions") if session["path"] == path]
-        return kernels[0] if kernels else {}
-
-
-@contextmanager
-def lab_server(root: Path, work: Path, theme: Theme = "light") -> Iterator[LabServer]:
-    """Serve ``root`` with JupyterLab on a free port of 127.0.0.1, and stop it.
-
-    ``work`` receives settings, kernel files and the log, so that nothing of the user's own Jupyter is read or written.
-    Raises RuntimeError with the end of the log when the server does not come up.
-    """
-    settings = work / "settings"
-    settings.mkdir(parents=True)
-    (settings / "overrides.json").write_text(
-        json.dumps(
-            {
-                "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-                "@jupyterlab/apputils-extension:themes": {"theme": f"JupyterLab {theme.title()}"},
-                # Every cell is in the page, also the ones that are scrolled out of view.
-                "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
-            }
-        )
-    )
-    port, token = _free_port(), secrets.token_hex(24)
-    options = {
-        "ServerApp.ip": "127.0.0.1",
-        "ServerApp.port": port,
-        "ServerApp.port_retries": 0,
-        "ServerApp.open_browser": False,
-        "ServerApp.root_dir": root,
-        "IdentityProvider.token": token,
-        "LabApp.app_settings_dir": settings,
-        "LabApp.user_settings_dir": work / "user-settings",
-        "LabApp.workspaces_dir": work / "workspaces",
-    }
-    command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
-    if _is_root():
-        command.append("--allow-root")
-    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    environment = {**os.environ, **{name: str(work / name.lower()) for name in folders}}
-    # Here the buttons are pressed by the test.
-    environment.pop("MEMSAVE_PRESS_RUN", None)
-    log = work / "jupyterlab.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
-    server = LabServer(f"http://127.0.0.1:{port}", token, root)
-    try:
-        wait_for(lambda: process.poll() is not None or _answers(server), "JupyterLab to start", START_SECONDS)
-        if process.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended with status {process.returncode}:\n{log.read_text()[-2000:]}")
-        yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 class NotebookPage:
@@ -141,9 +38,22 @@ class NotebookPage:
         self.server = server
         self.page = page
         self.path = path
-        #: Errors of the page's own scripts; a test may demand that there are none.
-        self.script_errors: list[str] = []
-        page.on("pageerror", lambda error: self.script_errors.append(str(error)))
+        self._problems: list[str] = []
+        page.on("pageerror", lambda error: self._problems.append(str(error)))
+        page.on("console", self._note)
+
+    @property
+    def problems(self) -> list[str]:
+        """Exceptions of the page's scripts, and all that it reports as an error on its console, since it was opened.
+
+        JupyterLab itself reports nothing, so a test may demand that there are none.
+        """
+        self.page.evaluate("null")  # what has been reported before this is answered has arrived then
+        return list(self._problems)
+
+    @property
+    def script_errors(self) -> list[str]:
+        return self.problems
 
     def open(self) -> None:
         """Open the notebook and wait for its kernel.
@@ -235,8 +145,24 @@ class NotebookPage:
         self.page.keyboard.press("Control+b")
         self.page.wait_for_timeout(500)
 
+    def ask(self, code: str, seconds: float = 30) -> str:
+        """Execute code in the notebook's kernel, unseen by the notebook; see :meth:`LabServer.ask`."""
+        return self.server.ask(self.path, code, seconds)
+
+    def set_theme(self, theme: Theme) -> None:
+        """Change the colours of JupyterLab as a reader does, by its menu."""
+        self.menu("Settings", "Theme", f"JupyterLab {theme.title()}")
+        light = "true" if theme == "light" else "false"
+        self.page.locator(f'body[data-jp-theme-light="{light}"]').wait_for(state="attached")
+
     def close(self) -> None:
+        """Close the tab and end the kernel, so that who opens the notebook next gets a fresh one."""
         self.page.context.close()
+        self.server.end_session(self.path)
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self._problems.append(f"{message.text} ({message.location['url']})")
 
     def _connected(self) -> bool:
         kernel = self.server.kernel_of(self.path)
@@ -247,27 +173,16 @@ class NotebookPage:
         return bool(prompts) and all(re.fullmatch(r"\[\d+\]:", prompt) for prompt in prompts)
 
 
+def own_notebook(*code: str) -> NotebookNode:
+    """A notebook for a test: a heading and these cells, which look executed, as those of a committed notebook do."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells = [new_code_cell(text.strip(), execution_count=count) for count, text in enumerate(code, start=1)]
+    return new_notebook(metadata=kernel, cells=[new_markdown_cell("# A lab"), *cells])
+
+
 def open_page(server: LabServer, browser: Browser, path: str, sharpness: float = 1) -> NotebookPage:
     """Open a notebook of the server in a fresh browser profile."""
     context = browser.new_context(viewport=VIEWPORT, device_scale_factor=sharpness, reduced_motion="reduce")
     page = NotebookPage(server, context.new_page(), path)
     page.open()
     return page
-
-
-def _is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _answers(server: LabServer) -> bool:
-    try:
-        server.api("sessions")
-    except OSError:
-        return False
-    return True
