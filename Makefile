@@ -8,6 +8,7 @@
 #   make bench        the costs of the library as ratios
 #   make record       run the long experiments at full size and write data/records (ARGS=gpt2_chunks for one)
 #   make ledger       check the explainers' claims again and write data/claims.json and their table in README.md
+#   make colab-kernel the kernel with the widgets of Colab, on which `make test` runs every notebook once
 #   make screenshots  pictures of the notebooks in a browser, light and dark (NOTEBOOK="notebooks/01_activations.ipynb")
 
 PYTHON ?= python3
@@ -25,14 +26,16 @@ INSTALL := $(PY) -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 INSTALLED := $(VENV)/installed
 INSTALLED_DEV := $(VENV)/installed-dev
 INSTALLED_DEEPSPEED := $(VENV)/installed-deepspeed
+INSTALLED_COLAB := $(VENV)-colab/installed
 
 export PYTHONHASHSEED := 0
+export COLAB_VENV := $(abspath $(VENV)-colab)
 # Two processes with one thread each: the suites are many small steps, which threads cannot speed up.
 PARALLEL := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 COMMITTED := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
 .NOTPARALLEL:
-.PHONY: help lab run test test-versions notebooks bench record ledger screenshots lint check-build unit nbval papermill browser
+.PHONY: help lab run test test-versions notebooks bench record ledger colab-kernel screenshots lint check-build unit nbval papermill browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +53,11 @@ $(INSTALLED_DEV): $(INSTALLED) $(if $(DEEPSPEED),$(INSTALLED_DEEPSPEED)) require
 
 $(INSTALLED_DEEPSPEED): $(INSTALLED) requirements-deepspeed.txt
 	DS_BUILD_OPS=0 $(INSTALL) -r requirements-deepspeed.txt
+	@touch $@
+
+# An environment of its own, with what differs; all else it takes from $(VENV).
+$(INSTALLED_COLAB): $(INSTALLED) requirements-colab.txt tests/notebooks/colab_kernel.py
+	$(PY) tests/notebooks/colab_kernel.py
 	@touch $@
 
 lab: $(INSTALLED)
@@ -70,6 +78,8 @@ record: $(INSTALLED_DEEPSPEED)
 
 ledger: $(INSTALLED_DEEPSPEED)
 	$(PY) -m memsave_lib.course.claims --write $(ARGS)
+
+colab-kernel: $(INSTALLED_COLAB)
 
 screenshots: $(INSTALLED_DEV)
 	$(PY) -m tests.browser.screenshots $(NOTEBOOK) $(ARGS)
@@ -99,7 +109,8 @@ nbval: export MEMSAVE_PRESS_RUN := 1
 nbval: $(INSTALLED_DEV)
 	$(if $(COMMITTED),$(PARALLEL) --dist loadscope --nbval --nbval-current-env --nbval-cell-timeout=300 $(COMMITTED),@echo "no notebook has been built yet: nothing for nbval to compare")
 
-papermill: $(INSTALLED_DEV)
+papermill: export REQUIRE_COLAB_KERNEL := 1
+papermill: $(INSTALLED_DEV) $(INSTALLED_COLAB)
 	$(PARALLEL) -m notebooks tests/notebooks
 
 browser: $(INSTALLED_DEV)

@@ -87,10 +87,12 @@ def execute(
     output: Path,
     parameters: dict[str, Any] | None = None,
     after_cell: Callable[[], None] = lambda: None,
+    folder: Path | None = None,
 ) -> Result:
-    """Execute ``notebook`` with papermill in its own folder and write it, outputs included, to ``output``.
+    """Execute ``notebook`` with papermill and write it, outputs included, to ``output``.
 
-    Raises OSError when ``output`` cannot be written; a cell that fails is told in ``Result.failure``.
+    It runs in its own folder unless there is another ``folder``. Raises OSError when ``output`` cannot be written; a
+    cell that fails is told in ``Result.failure``.
     """
     papermill_engines.register("course", CourseEngine)
     log = output.with_suffix(".log")
@@ -110,7 +112,7 @@ def execute(
             engine_name="course",
             kernel_name="python3",
             progress_bar=False,
-            cwd=notebook.parent,
+            cwd=folder or notebook.parent,
             after_cell=cell_done,
             log=log,
         )
