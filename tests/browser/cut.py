@@ -16,9 +16,7 @@ def lab_cells(notebook: NotebookNode) -> list[int]:
     return [
         position
         for position, cell in enumerate(notebook.cells)
-        if cell.cell_type == "code"
-        and "labs." in cell.source
-        and any(_text(output).startswith(LAB_OUTPUT) for output in cell.outputs)
+        if cell.cell_type == "code" and any(_text(output).startswith(LAB_OUTPUT) for output in cell.outputs)
     ]
 
 

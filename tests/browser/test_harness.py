@@ -176,6 +176,7 @@ def test_the_kernel_answers_unseen_by_the_notebook(lab: LabPage, shared: Noteboo
     assert shared.ask("[one.name for one in threading.enumerate() if one.name == 'work']") == "[]"
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         shared.ask("1 / 0")
+    assert shared.ask("get_ipython().execution_count") == "4", "the next cell gets the number that it would have got"
     assert shared.prompts() == ["[1]:", "[2]:", "[3]:"] and shared.errors() == []
 
 
@@ -193,5 +194,7 @@ def test_a_kernel_gets_the_variables_of_its_test(open_notebook: Opener) -> None:
     page = open_notebook(own_notebook("import os; os.environ['PRESSED']"), environment={"PRESSED": "by the cell"})
     page.run_all()
     assert page.ask("os.environ['PRESSED']") == "'by the cell'"
+    page.close()
+    assert page.server.kernel_of(page.path) == {}
     with pytest.raises(ValueError, match="00_start_here.ipynb is committed with its kernel"):
         open_notebook("00_start_here.ipynb", environment={"PRESSED": "1"})

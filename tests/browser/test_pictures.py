@@ -22,8 +22,8 @@ CELLS = (
     "other = [torch.zeros(n) for n in range(size)]",
     "place.clean()",
     "def options():\n    place = 1\n    return {'size': size}",
-    "labs.chunks(place, **options())",
-    "labs.picture(place)",
+    "lab = labs.chunks(place, **options())\nlab.still()",
+    "lab",
     "done = True",
 )
 
@@ -31,18 +31,18 @@ CELLS = (
 @pytest.fixture
 def built() -> NotebookNode:
     cells = [new_code_cell(code) for code in CELLS]
-    cells[8].outputs = [new_output("execute_result", {"text/plain": "A lab with sliders for size."})]
-    cells[9].outputs = [new_output("execute_result", {"text/plain": "A picture of a lab."})]
+    cells[8].outputs = [new_output("execute_result", {"text/plain": "Predicted at size 8."})]
+    cells[9].outputs = [new_output("execute_result", {"text/plain": "A lab with sliders for size."})]
     return new_notebook(cells=[new_markdown_cell("# labs.chunks"), *cells], metadata={"marked": True})
 
 
 def test_labs_are_found_by_their_output(built: NotebookNode) -> None:
-    assert lab_cells(built) == [9]
+    assert lab_cells(built) == [10]
 
 
 def test_a_notebook_is_cut_to_what_its_lab_uses(built: NotebookNode) -> None:
     small = cut_to(built, lab_cells(built))
-    assert [cell.source for cell in small.cells] == [CELLS[n] for n in (0, 1, 2, 3, 4, 7, 8)]
+    assert [cell.source for cell in small.cells] == [CELLS[n] for n in (0, 1, 2, 3, 4, 7, 8, 9)]
     assert small.metadata == built.metadata and len(built.cells) == 12
     assert [cell.source for cell in cut_to(built, [3]).cells] == list(CELLS[:3])
 
