@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import html
-
 import pytest
 import torch
 
 import memsave_lib as ms
-from lab_reading import read, rows
+from lab_reading import alt, read, rows
 from memsave_lib import formulas, plots
 from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs import offload_lab, offload_picture
 from memsave_lib.labs.component import PRESS_RUN
-from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS
+from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS, LEAVES
 from memsave_lib.simulation import simulate
-from memsave_lib.units import exact_bytes
+from memsave_lib.units import exact_bytes, human_bytes
 
 SHAPE = dict(n_layers=4, hidden=64, heads=2, batch_size=2)
 
@@ -42,17 +40,17 @@ def sentence_at(bandwidth: int, seq_len: int, prefetch: int) -> str:
 
 def test_sliders_move_the_simulated_picture_at_once() -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
-    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2}
+    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2, LEAVES: "everything"}
     seen = {lab.prediction.value}
     for bandwidth, seq_len, prefetch in ((125, 256, 2), (16000, 512, 2), (16000, 512, 0), (2000, 1024, 4)):
         values = {BANDWIDTH: bandwidth, "seq_len": seq_len, "prefetch": prefetch}
         for name, value in values.items():
             lab.sliders[name].value = value
         assert read(lab.predicted) == (
-            f"Simulated at bandwidth in MB/s {bandwidth}, seq_len {seq_len}, prefetch {prefetch}. "
-            f"{sentence_at(bandwidth, seq_len, prefetch)}"
+            f"Simulated at bandwidth {bandwidth} MB/s, seq_len {seq_len}, prefetch {prefetch}, "
+            f"Run sends away everything. {sentence_at(bandwidth, seq_len, prefetch)}"
         )
-        assert html.escape(read(lab.predicted)) in lab.prediction.value, "who cannot see it reads the same"
+        assert alt(lab.prediction) == read(lab.predicted), "who cannot see it reads the same"
         seen.add(lab.prediction.value)
     assert len(seen) == 5
 
@@ -61,38 +59,57 @@ def test_the_bandwidths_are_steps_of_two() -> None:
     assert all(after == 2 * before for before, after in zip(BANDWIDTHS, BANDWIDTHS[1:], strict=False))
     lab = offload_lab(**SHAPE, seq_len=256)
     assert [value for _, value in lab.sliders[BANDWIDTH].options] == list(BANDWIDTHS)
-    assert (lab.sliders["prefetch"].min, lab.sliders["prefetch"].max) == (0, 4)
+    assert [value for _, value in lab.sliders["prefetch"].options] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("seq_len", "prefetch"), [(256, 2), (256, 0), (64, 1)])
-def test_run_sends_what_was_predicted(seq_len: int, prefetch: int) -> None:
+@pytest.mark.parametrize(
+    ("seq_len", "prefetch", "leaves", "strategy"),
+    [
+        (256, 2, "everything", ms.KeepAll()),
+        (256, 0, "everything", ms.KeepAll()),
+        (64, 1, "everything", ms.KeepAll()),
+        (256, 2, "checkpoints only", ms.FullCheckpoint()),
+    ],
+)
+def test_run_sends_what_was_predicted(seq_len: int, prefetch: int, leaves: str, strategy: ms.Strategy) -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
-    lab.sliders["seq_len"].value, lab.sliders["prefetch"].value = seq_len, prefetch
+    for name, value in (("seq_len", seq_len), ("prefetch", prefetch), (LEAVES, leaves)):
+        lab.sliders[name].value = value
     lab.run_button.click()
     lab.wait()
     (run,) = lab.runs
-    plan = ms.Offload().plan(4)
+    plan = ms.Offload(strategy).plan(4)
     sent, saved = (of(plan, shape_at(seq_len)) for of in (formulas.offloaded_bytes, formulas.stack_saved_bytes))
     assert (run.trace.disk_peak_bytes, run.trace.saved_bytes) == (sent, saved)
     assert run.trace.host_peak_bytes == 0, "the disk it is"
 
     stack, x = ms.BlockStack(4, 64, 2), torch.randn(2, seq_len, 64)
-    with ms.apply(stack, ms.Offload(store="disk", prefetch=prefetch)) as applied:
+    with ms.apply(stack, ms.Offload(strategy, store="disk", prefetch=prefetch)) as applied:
         stack(x).sum().backward()
     traffic = applied.report.offload
     assert traffic.moved.bytes == sent
+    setting = f"bandwidth 1000 MB/s, seq_len {seq_len}, prefetch {prefetch}, Run sends away {leaves}"
     assert read(lab.status) == (
-        f"Run 1 at bandwidth in MB/s 1000, seq_len {seq_len}, prefetch {prefetch}: saved {exact_bytes(saved)}, 0 bytes "
-        f"off the prediction; sent {exact_bytes(sent)}, 0 bytes off the prediction. The peak is in "
-        f"{plots.place(run.trace)}. {traffic.moved.tensors} tensors left, {traffic.prefetch_hits} were on their way "
-        f"back when asked for."
+        f"Run 1 at {setting}: saved {exact_bytes(saved)}, 0 bytes off the prediction; sent {exact_bytes(sent)}, "
+        f"0 bytes off the prediction. The peak is in {plots.place(run.trace)}. {traffic.moved.tensors} tensors left, "
+        f"{traffic.prefetch_hits} were on their way back when asked for."
     )
     assert (traffic.prefetch_hits == 0) == (prefetch == 0)
-    head, one = rows(lab)
-    assert head[4:10] == [
-        "saved, predicted", "saved, measured", "error, bytes", "sent, predicted", "sent, measured", "error, bytes",
-    ]  # fmt: skip
-    assert one[:4] == ["1", "1000", str(seq_len), str(prefetch)] and one[6] == one[9] == "0"
+    assert [len(lane) for lane in (run.copies.copy_out, run.copies.copy_in)] == [traffic.moved.tensors] * 2
+    assert sum(span.nbytes for span in run.copies.copy_out) == sent
+    assert [row[1:6] for row in rows(lab)[1:]] == [
+        [setting, what, human_bytes(size), human_bytes(size), "0"] for what, size in (("saved", saved), ("sent", sent))
+    ]
+
+
+def test_after_a_run_other_settings_show_it_as_a_ghost() -> None:
+    lab = offload_lab(**SHAPE, seq_len=64)
+    before = lab.memory.value
+    lab.run_button.click()
+    lab.wait()
+    lab.sliders["prefetch"].value = 0
+    assert alt(lab.memory).endswith("prefetch 0, Run sends away everything: no such step has run.")
+    assert lab.memory.value.partition("src=")[2] != before.partition("src=")[2], "the outline of run 1 is there"
 
 
 def test_one_block_has_nothing_to_send() -> None:
@@ -110,7 +127,14 @@ def test_the_static_picture_shows_the_same_without_seconds() -> None:
     assert "everything: " in without.sentence and " ms" not in without.sentence
 
 
+def test_the_still_is_the_static_picture() -> None:
+    lab = offload_lab(**SHAPE, seq_len=256)
+    lab.sliders[BANDWIDTH].value = 125
+    assert lab.still().sentence == offload_picture(shape_at(256), 4, 1000, 2, seconds=False).sentence
+
+
 def test_a_lab_says_its_sliders() -> None:
     assert repr(offload_lab(**SHAPE, seq_len=256)) == (
-        "A lab with sliders for bandwidth in MB/s and seq_len and prefetch: run this cell, move them, press Run."
+        "A lab with sliders for bandwidth and seq_len and prefetch and Run sends away: run this cell, move them, "
+        "press Run."
     )

@@ -486,6 +486,92 @@ def test_live_bytes_and_progress_may_be_read_from_another_thread():
     assert max(bytes_ for _, bytes_ in meter.progress()) == meter.trace.peak_bytes
 
 
+def test_so_far_in_mid_step_is_the_beginning_of_the_trace():
+    training = Training()
+    reached, answered = threading.Event(), threading.Event()
+    read: dict[str, Trace] = {}
+    meter = MemoryMeter(training.model)
+    assert meter.so_far().events == () and list(meter.so_far().live_bytes) == [0]
+
+    def reader():
+        assert reached.wait(timeout=30)
+        read["mid"] = meter.so_far()
+        answered.set()
+
+    def pause(module, inputs, output):
+        reached.set()
+        assert answered.wait(timeout=30)
+
+    training.model.stack.blocks[2].register_forward_hook(pause)
+    thread = threading.Thread(target=reader)
+    thread.start()
+    with meter:
+        training.step()
+    thread.join()
+    mid, whole = read["mid"], meter.trace
+    count = len(mid.events)
+    assert 0 < count < len(whole.events)
+    assert all(early is final for early, final in zip(mid.events, whole.events, strict=False))
+    # Tokens and parameters have been seen by then, so nothing is added to the first row later on.
+    assert list(mid.live_bytes) == list(whole.live_bytes[: count + 1])
+    assert mid.events[-1].block == 2 and mid.peak_bytes <= whole.peak_bytes
+    assert {event.phase for event in mid.events} == {"forward"} and mid.saved_bytes == 0
+    end = meter.so_far()
+    assert list(end.events) == list(whole.events) and list(end.live_bytes) == list(whole.live_bytes)
+    assert (end.saved_bytes, end.at_peak, end.peak_at) == (whole.saved_bytes, whole.at_peak, whole.peak_at)
+
+
+@pytest.mark.parametrize("strategy", (None, *RECOMPUTING[:1]), ids=str)
+def test_so_far_may_be_asked_for_again_and_again_while_the_step_goes_on(strategy):
+    training = Training()
+    training.step()  # from here on gradients are there, and no tensor is seen late
+    meter, over, seen = MemoryMeter(training.model), threading.Event(), []
+
+    def ask():
+        while not over.is_set():
+            seen.append(meter.so_far())
+
+    def until_asked_once_more(module, inputs, output):
+        before = len(seen)
+        while thread.is_alive() and len(seen) < before + 2:
+            pass
+
+    for block in training.model.stack.blocks:
+        block.register_forward_hook(until_asked_once_more)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with applied(training.model, strategy), meter:
+        training.step()
+        training.step()
+    over.set()
+    thread.join()
+    passed = list(meter.trace.live_bytes)
+    known = {len(trace.events): trace for trace in seen if trace.events}
+    assert len(known) >= 2 * len(training.model.stack.blocks)
+    for count, trace in known.items():
+        assert list(trace.live_bytes) == passed[: count + 1]
+
+
+def test_a_tensor_that_was_there_and_grows_counts_its_growth_once():
+    x = torch.ones(100)
+    with MemoryMeter() as meter:
+        y = x + 1
+        x.resize_(1000)
+        grown = meter.live_bytes
+    assert grown == nbytes(x, y) == 4400
+    assert list(meter.trace.live_bytes) == list(meter.so_far().live_bytes) == [400, 800, 4400]
+
+
+def test_what_was_there_counts_from_the_beginning_once_it_has_been_seen():
+    a, b = torch.ones(100), torch.ones(50)
+    with MemoryMeter() as meter:
+        y = a + 1
+        assert list(meter.so_far().live_bytes) == [400, 800]
+        z = b + y[:50]
+        assert meter.live_bytes == nbytes(a, b, y, z)
+    assert list(meter.trace.live_bytes) == [600, 1000, 1200]
+
+
 def test_a_meter_sees_its_own_thread_only():
     def work(number: int, found: dict[int, Trace], barrier: threading.Barrier) -> None:
         training = Training(seq_len=4 + number)
