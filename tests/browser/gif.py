@@ -122,4 +122,5 @@ def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
     for picture in some:
         sheet.paste(picture, (0, top))
         top += picture.height
-    return sheet.quantize(255, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    # The usual way, by the median, gives up colours of few pixels, such as those of a legend.
+    return sheet.quantize(255, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

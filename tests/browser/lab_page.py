@@ -12,7 +12,7 @@ from tests.browser import latency
 from tests.browser.lab import NotebookPage
 from tests.browser.server import wait_for
 
-MARGIN = 5  # pixels around the picture of a lab: less than to the code above and the prompt beside it
+MARGIN = 4  # pixels around the picture of a lab: less than to the code above and the prompt beside it
 SECONDS = 30
 
 

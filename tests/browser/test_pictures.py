@@ -69,6 +69,17 @@ def test_a_film_has_one_size_and_no_frame_twice(tmp_path: Path) -> None:
     assert durations == [210, 100, 100, 20] and places == [0, 10, 20, 30]
 
 
+def test_a_film_keeps_colours_of_few_pixels(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (256, 100))
+    picture.putdata([(255, shade, shade) for shade in range(256)] * 100)
+    rare = [(0, 0, 200), (0, 200, 0), (200, 200, 0)]
+    for row, colour in enumerate(rare):
+        picture.paste(colour, (0, row, 4, row + 1))
+    write_gif([Shot(picture, 100)], tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as film:
+        assert [film.convert("RGB").getpixel((0, row)) for row in range(3)] == rare
+
+
 def test_a_film_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gif, "MOST_BYTES", 100)
     with pytest.raises(ValueError, match=r"film.gif has \d+ bytes, and 100 are allowed"):
