@@ -307,3 +307,15 @@ def test_the_budget_lab_says_which_blocks_it_keeps() -> None:
         assert kept == "blocks " + ", ".join(str(i) for i, action in enumerate(actions) if action == "keep")
         within = human_bytes(budget_of(lab.values))
         assert read(lab.predicted).endswith(f" Within {within} the fastest plan keeps {kept}.")
+
+
+def test_labs_on_one_block_and_short_sequences() -> None:
+    lab = labs.chunks_lab(1, 32, 2, 1, seq_len=4, chunks=1)
+    assert [value for _, value in lab.sliders["seq_len"].options] == [4, 8, 16]
+    lab.sliders["chunks"].value = 2
+    why = "2 chunks need as many blocks; this stack has 1."
+    setting = "chunks 2, seq_len 4, the last chunk runs again"
+    assert read(lab.predicted) == f"Predicted at {setting}: {why}"
+    lab.run_button.click()
+    lab.wait()
+    assert read(lab.status) == f"Refused at {setting}: {why}" and lab.runs == []

@@ -14,10 +14,9 @@ from matplotlib.image import imread
 
 import memsave_lib as ms
 from memsave_lib import plots
-from memsave_lib.plots.drawing import BLUE, GREY, POINTS, VERMILION
+from memsave_lib.plots.drawing import POINTS, VERMILION
 from memsave_lib.strategies import Chunked, Plan, Recursive, Segment, Selective, SelectiveOps
 from memsave_lib.trace import CATEGORIES, Event, StorageFacts, Trace
-from memsave_lib.units import human_bytes
 
 MIB = 2**20
 
@@ -72,13 +71,9 @@ SINGLE = Trace([Event(0.0, StorageFacts(MIB), MIB, "forward", "", "mm")], [], sa
 FIGURES: dict[str, Callable[[], plots.Shown]] = {
     "timeline": lambda: plots.memory_timeline(TRACES["keep all"], title="one step"),
     "timeline of one event": lambda: plots.memory_timeline(SINGLE),
-    "run of one event": lambda: plots.memory_run(trace=SINGLE),
     "timelines": lambda: plots.memory_timeline(TRACES, budget=12 * MIB, x="events"),
     "four timelines": lambda: plots.memory_timeline([(str(i), TRACES["keep all"]) for i in range(4)]),
     "five timelines": lambda: plots.memory_timeline([(str(i), TRACES["keep all"]) for i in range(5)]),
-    "empty run": lambda: plots.memory_run(predicted=20 * MIB),
-    "running": lambda: plots.memory_run([(1.0, MIB), (2.0, 3 * MIB)], ghosts=[("run 1", [(0.0, 1), (1.0, 9 * MIB)])]),
-    "finished run": lambda: plots.memory_run(trace=TRACES["full checkpoint"], predicted=11 * MIB),
     "categories": lambda: plots.bytes_by_category({label: trace.at_peak for label, trace in TRACES.items()}),
     "terms": lambda: plots.block_terms({"a": 4 * MIB, "a longer name": MIB, "crumb": 100}, MIB, ["a"]),
     "curve": lambda: plots.bytes_against(
@@ -145,7 +140,6 @@ def test_a_curve_has_at_most_400_points_and_keeps_its_peak() -> None:
     assert len(outline.get_xdata()) <= POINTS < len(trace.events)
     assert max(outline.get_ydata()) == 54
     assert shown.sentence.startswith("Peak 54.0 MiB")
-    assert len(plots.memory_run(trace=trace).figure.axes[0].lines[0].get_xdata()) <= POINTS
 
 
 def test_phases_are_named_and_recomputation_is_marked() -> None:
@@ -274,23 +268,6 @@ def test_predicted_and_measured_says_the_difference() -> None:
     assert shown.sentence == (
         "full: predicted 6.00 MiB (6,291,456 bytes), measured 7.00 MiB (7,340,032 bytes), difference 1,048,576 bytes."
     )
-
-
-def test_a_run_grows_over_the_outlines_of_earlier_ones() -> None:
-    ghost = [(0.0, 4 * MIB), (1.0, 20 * MIB), (2.0, 4 * MIB)]
-    shown = plots.memory_run([(5.0, 4 * MIB), (5.5, 8 * MIB)], ghosts=[("run 1", ghost)], predicted=22 * MIB)
-    assert shown.sentence == "8.00 MiB live now."
-    assert "run 1" in texts(shown) and f"predicted peak {human_bytes(22 * MIB)}" in texts(shown)
-    assert colored(shown, GREY) > 0
-    axes = shown.figure.axes[0]
-    assert axes.get_xlim() == (0.0, 2.0), "as long as the ghost"
-    assert axes.get_ylim()[1] == pytest.approx(1.25 * 22)
-    longer = plots.memory_run([(5.0, 4 * MIB), (9.0, 8 * MIB)], ghosts=[("run 1", ghost)])
-    assert longer.figure.axes[0].get_xlim() == (0.0, 5.0), "a longer run makes room for itself"
-    assert "no step has run yet" in texts(plots.memory_run())
-    finished = plots.memory_run(trace=TRACES["keep all"], predicted=20 * MIB)
-    assert finished.sentence.startswith("Peak 20.0 MiB (20,971,520 bytes) in forward, blocks.1;")
-    assert colored(finished, BLUE) > 0
 
 
 @pytest.mark.parametrize(
