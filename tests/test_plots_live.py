@@ -233,13 +233,12 @@ def test_axes_stay_between_scenes_with_the_same_reach() -> None:
 
 def test_while_a_step_runs_the_axis_of_time_moves_only_when_it_must() -> None:
     picture, across = plots.MemoryPicture(), []
-    for pace in (1.0e-9, 1.05e-9, 0.95e-9, 2.0e-9):
-        shown = picture.draw(plots.Scene(FORECAST, pace, HALF, True))
+    pace = 10 * HALF.seconds / FORECAST.flops  # slow enough for the forecast to be longer than what has been measured
+    for share in (1.0, 1.05, 0.95, 2.0):
+        shown = picture.draw(plots.Scene(FORECAST, share * pace, HALF, True))
         across.append(memory(shown.figure).get_xlim()[1])
-    needed = max(FORECAST.flops * 1e-9, HALF.seconds)
-    assert across[0] == pytest.approx(1.1 * needed)
-    if HALF.seconds < FORECAST.flops * 0.95e-9:
-        assert across[0] == across[1] == across[2] < across[3]
+    assert across[0] == pytest.approx(1.1 * 10 * HALF.seconds)
+    assert across[0] == across[1] == across[2] and across[3] == pytest.approx(2 * across[0])
 
 
 def test_a_fourth_and_fifth_ghost_have_a_place_for_their_names() -> None:
