@@ -317,6 +317,11 @@ class Log(_compat.TorchDispatchMode, MemoryListener):
                 if isinstance(value, Tensor):
                     self._existing(value, "optimizer")
 
+    def trace_so_far(self) -> Trace:
+        """Copies, because the step goes on adding; the events first, so that every storage of theirs is known."""
+        events = tuple(self._events)
+        return Trace(events, tuple(self._initial), self._saved_bytes, None, tuple(self._away))
+
     def trace(self, profile: torch.profiler.profile | None) -> Trace:
         audit = None if profile is None else self._audit(_compat.allocation_events(profile))
         return Trace(self._events, self._initial, self._saved_bytes, audit, tuple(self._away))

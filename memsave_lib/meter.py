@@ -95,6 +95,14 @@ class MemoryMeter:
         """How many changes of live bytes there were so far: the number of a row of the trace's ``live_bytes``."""
         return 0 if self._log is None else len(self._log.history)
 
+    def so_far(self) -> Trace:
+        """What has been seen up to now; may be asked for from another thread while the step runs.
+
+        What lives still may yet turn out to be something else: categories are those of the life up to now. And what
+        was there before the step counts from its beginning, but only once an operation has taken it.
+        """
+        return Trace((), (), 0) if self._log is None else self._log.trace_so_far()
+
     def progress(self, max_points: int = 400) -> list[tuple[float, int]]:
         """(seconds, live bytes) so far, the highest of each stretch; may be read from another thread."""
         whole_number("max_points", max_points)

@@ -49,6 +49,7 @@ class StorageFacts:
     """What the meter noted about one storage while it lived."""
 
     nbytes: int
+    first_bytes: int = field(init=False)  # when it was first seen; it may grow
     label: str | None = None  # parameter, buffer, gradient, optimizer: known for certain
     packed: bool = False  # autograd saved it for backward
     held: int = 0  # by how many saved tensors it is held right now
@@ -58,6 +59,9 @@ class StorageFacts:
     died_in: str | None = None
     died_epoch: int = -1
     leaf_hooked: bool = False  # the gradient of the leaf that owns it is being listened for
+
+    def __post_init__(self) -> None:
+        self.first_bytes = self.nbytes
 
     def category(self) -> str:
         """What this storage was, told from its whole life."""
@@ -85,6 +89,11 @@ class Event:
     phase: str
     module: str
     op: str
+
+    @property
+    def block(self) -> int:
+        """The first number in the module's path, that of a block in a list; -1 outside of every list."""
+        return next((int(part) for part in self.module.split(".") if part.isdecimal()), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ class Trace:
         column = {category: number for number, category in enumerate(CATEGORIES)}
         changes = np.zeros((len(self.events) + 1, len(CATEGORIES)), dtype=np.int64)
         for storage in self.initial:
-            changes[0, column[storage.category()]] += storage.nbytes
+            changes[0, column[storage.category()]] += storage.first_bytes
         for row, event in enumerate(self.events, start=1):
             changes[row, column[event.storage.category()]] += event.delta
         object.__setattr__(self, "_history", changes.cumsum(axis=0))
@@ -138,6 +147,11 @@ class Trace:
     def start_bytes(self) -> int:
         """Live bytes when the step began: parameters, inputs, and whatever earlier steps left."""
         return int(self._history[0].sum())
+
+    @property
+    def seconds(self) -> float:
+        """From the first change of memory to the last."""
+        return self.events[-1].seconds - self.events[0].seconds if self.events else 0.0
 
     @property
     def live_bytes(self) -> np.ndarray:
@@ -155,6 +169,11 @@ class Trace:
             return Place("before the step", "", "")
         event = self.events[self._peak_row - 1]
         return Place(event.phase, event.module, event.op)
+
+    @property
+    def peak_seconds(self) -> float:
+        """When the peak was, in seconds since the first change of memory."""
+        return self.events[self._peak_row - 1].seconds - self.events[0].seconds if self._peak_row else 0.0
 
     @property
     def at_peak(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs import offload_lab, offload_picture
 from memsave_lib.labs.component import PRESS_RUN
-from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS, LEAVES
+from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS, SENT
 from memsave_lib.simulation import simulate
 from memsave_lib.units import exact_bytes, human_bytes
 
@@ -40,7 +40,7 @@ def sentence_at(bandwidth: int, seq_len: int, prefetch: int) -> str:
 
 def test_sliders_move_the_simulated_picture_at_once() -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
-    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2, LEAVES: "everything"}
+    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2, SENT: "everything"}
     seen = {lab.prediction.value}
     for bandwidth, seq_len, prefetch in ((125, 256, 2), (16000, 512, 2), (16000, 512, 0), (2000, 1024, 4)):
         values = {BANDWIDTH: bandwidth, "seq_len": seq_len, "prefetch": prefetch}
@@ -48,7 +48,7 @@ def test_sliders_move_the_simulated_picture_at_once() -> None:
             lab.sliders[name].value = value
         assert read(lab.predicted) == (
             f"Simulated at bandwidth {bandwidth} MB/s, seq_len {seq_len}, prefetch {prefetch}, "
-            f"Run sends away everything. {sentence_at(bandwidth, seq_len, prefetch)}"
+            f"Run sends everything. {sentence_at(bandwidth, seq_len, prefetch)}"
         )
         assert alt(lab.prediction) == read(lab.predicted), "who cannot see it reads the same"
         seen.add(lab.prediction.value)
@@ -68,12 +68,12 @@ def test_the_bandwidths_are_steps_of_two() -> None:
         (256, 2, "everything", ms.KeepAll()),
         (256, 0, "everything", ms.KeepAll()),
         (64, 1, "everything", ms.KeepAll()),
-        (256, 2, "checkpoints only", ms.FullCheckpoint()),
+        (256, 2, "inputs", ms.FullCheckpoint()),
     ],
 )
 def test_run_sends_what_was_predicted(seq_len: int, prefetch: int, leaves: str, strategy: ms.Strategy) -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
-    for name, value in (("seq_len", seq_len), ("prefetch", prefetch), (LEAVES, leaves)):
+    for name, value in (("seq_len", seq_len), ("prefetch", prefetch), (SENT, leaves)):
         lab.sliders[name].value = value
     lab.run_button.click()
     lab.wait()
@@ -88,7 +88,7 @@ def test_run_sends_what_was_predicted(seq_len: int, prefetch: int, leaves: str, 
         stack(x).sum().backward()
     traffic = applied.report.offload
     assert traffic.moved.bytes == sent
-    setting = f"bandwidth 1000 MB/s, seq_len {seq_len}, prefetch {prefetch}, Run sends away {leaves}"
+    setting = f"bandwidth 1000 MB/s, seq_len {seq_len}, prefetch {prefetch}, Run sends {leaves}"
     assert read(lab.status) == (
         f"Run 1 at {setting}: saved {exact_bytes(saved)}, 0 bytes off the prediction; sent {exact_bytes(sent)}, "
         f"0 bytes off the prediction. The peak is in {plots.place(run.trace)}. {traffic.moved.tensors} tensors left, "
@@ -108,7 +108,7 @@ def test_after_a_run_other_settings_show_it_as_a_ghost() -> None:
     lab.run_button.click()
     lab.wait()
     lab.sliders["prefetch"].value = 0
-    assert alt(lab.memory).endswith("prefetch 0, Run sends away everything: no such step has run.")
+    assert alt(lab.memory).endswith("prefetch 0, Run sends everything: no such step has run.")
     assert lab.memory.value.partition("src=")[2] != before.partition("src=")[2], "the outline of run 1 is there"
 
 
@@ -135,6 +135,5 @@ def test_the_still_is_the_static_picture() -> None:
 
 def test_a_lab_says_its_sliders() -> None:
     assert repr(offload_lab(**SHAPE, seq_len=256)) == (
-        "A lab with sliders for bandwidth and seq_len and prefetch and Run sends away: run this cell, move them, "
-        "press Run."
+        "A lab with sliders for bandwidth and seq_len and prefetch and Run sends: run this cell, move them, press Run."
     )

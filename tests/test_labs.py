@@ -115,13 +115,13 @@ CASES = {
         lambda: labs.activations_lab(*SIZES),
         lambda v: Asked(
             ms.KeepAll(), v["seq_len"], v["n_layers"], v["batch_size"],
-            {"fused": "sdpa", "written out": "math"}[v["attention"]],
+            {"fused": "sdpa", "math": "math"}[v["attention"]],
         ),
     ),
     "checkpointing": Case(
         lambda: labs.checkpointing_lab(*SIZES),
         lambda v: Asked(
-            {"keep all": ms.KeepAll(), "full checkpoint": ms.FullCheckpoint()}[v["strategy"]], v["seq_len"],
+            {"keep all": ms.KeepAll(), "recompute": ms.FullCheckpoint()}[v["strategy"]], v["seq_len"],
             v["n_layers"],
         ),
     ),
@@ -137,7 +137,7 @@ CASES = {
         lambda: labs.offload_lab(*SIZES),
         lambda v: Asked(
             ms.Offload(
-                {"everything": ms.KeepAll(), "checkpoints only": ms.FullCheckpoint()}[v["Run sends away"]],
+                {"everything": ms.KeepAll(), "inputs": ms.FullCheckpoint()}[v["Run sends"]],
                 store="disk", prefetch=v["prefetch"],
             ),
             v["seq_len"],

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsave_lib.costs import BlockCosts
-from memsave_lib.formulas import BlockShape, LlamaShape, block_storages, llama_block_terms
-from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
-from memsave_lib.strategies import MIN_BYTES
+from memsave_lib.costs import BlockCosts, ModelCosts, Needs
+from memsave_lib.formulas import (
+    BlockShape,
+    LlamaShape,
+    block_flops,
+    block_parameters,
+    block_saved_bytes,
+    block_storages,
+    element_bytes,
+    llama_block_terms,
+    stack_forecast,
+)
+from memsave_lib.formulas.forecast import down_projection_flops
+from memsave_lib.formulas.offloading import CAUSAL_ATTENTION
+from memsave_lib.strategies import MIN_BYTES, FullCheckpoint, KeepAll
 
 
 def saved_storages(shape: BlockShape) -> tuple[int, ...]:
@@ -26,16 +37,14 @@ def saved_storages(shape: BlockShape) -> tuple[int, ...]:
 def paper_costs(shape: BlockShape, min_bytes: int = MIN_BYTES) -> BlockCosts:
     """FLOPs of a block by closed form, and the storages of at least ``min_bytes`` that it would send away.
 
-    Forward: ``8h + 4f`` FLOPs a token and channel in the projections, ``24h`` for f = 4h, and ``kappa*s`` in attention.
-    Backward takes twice as much; a recomputation stops before the down-projection.
+    Forward takes :func:`~memsave_lib.formulas.block_flops`, ``24h + kappa*s`` a token and channel for f = 4h; backward
+    twice as much; a recomputation stops before the down-projection.
     """
-    kappa = CAUSAL_ATTENTION if shape.causal else FULL_ATTENTION
-    down = 2 * shape.elements * shape.ffn
-    forward = shape.elements * (8 * shape.hidden + kappa * shape.seq_len) + 2 * down
+    forward = block_flops(shape)
     return BlockCosts(
         forward=forward,
         backward=2 * forward,
-        recompute=forward - down,
+        recompute=forward - down_projection_flops(shape),
         saved=tuple(size for size in saved_storages(shape) if size >= min_bytes),
         checkpoint=shape.checkpoint_bytes if shape.checkpoint_bytes >= min_bytes else 0,
     )
@@ -61,3 +70,33 @@ def llama_costs(shape: LlamaShape, n_layers: int) -> tuple[BlockCosts, ...]:
     forward = float(tokens * (2 * weights + CAUSAL_ATTENTION * shape.seq_len * hidden))
     saved = tuple(size for size in llama_block_terms(shape).values() if size >= MIN_BYTES)
     return (BlockCosts(forward, 2 * forward, None, saved, shape.checkpoint_bytes),) * n_layers
+
+
+def stack_model_costs(shape: BlockShape, n_layers: int, loss: str = "sum") -> ModelCosts:
+    """The costs of a stack of blocks and of a step without an optimizer, by closed form: what a planner needs.
+
+    All bytes are those that :func:`memsave_lib.profiling.model_costs` measures: the moments of a step with all blocks
+    kept, and of one with each recomputed, cut at the blocks. Gradients start from None, and the input needs none.
+    """
+    floor = element_bytes(shape.dtype) * n_layers * block_parameters(shape.hidden, shape.ffn_mult)
+    options = {"loss": loss, "input_requires_grad": False, "new_gradients": True}
+    kept, recomputed = (
+        stack_forecast(strategy.plan(n_layers), shape, floor, **options) for strategy in (KeepAll(), FullCheckpoint())
+    )
+    held = block_saved_bytes(shape), shape.checkpoint_bytes
+    blocks = tuple(
+        replace(
+            cost,
+            held=held[0],
+            held_recomputed=held[1],
+            needs=Needs(
+                kept.most("forward", i) - i * held[0],
+                kept.most("backward", i) - i * held[0],
+                recomputed.most("forward", i) - i * held[1],
+                max(recomputed.most(phase, i) for phase in ("recompute", "backward")) - i * held[1],
+            ),
+        )
+        for i, cost in enumerate(stack_costs(shape, n_layers))
+    )
+    turn = max(kept.most(phase, -1) for phase in ("forward", "backward")) - n_layers * held[0]
+    return ModelCosts(blocks, turn=turn, elsewhere=2 * floor + shape.checkpoint_bytes)

@@ -23,6 +23,7 @@ from memsave_lib.formulas.blocks import (
     offloaded_bytes,
     stack_saved_bytes,
 )
+from memsave_lib.formulas.forecast import Forecast, block_flops, stack_forecast
 from memsave_lib.formulas.language_model_peaks import (
     gpt2_peak_bytes,
     llama_block_parameters,
@@ -58,9 +59,11 @@ from memsave_lib.formulas.training import (
 
 __all__ = [
     "BlockShape",
+    "Forecast",
     "LlamaShape",
     "Moment",
     "best_chunk_count",
+    "block_flops",
     "block_parameters",
     "block_saved_bytes",
     "block_storages",
@@ -85,6 +88,7 @@ __all__ = [
     "loss_peak_bytes",
     "loss_terms",
     "offloaded_bytes",
+    "stack_forecast",
     "stack_peak_bytes",
     "stack_saved_bytes",
     "state_terms",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,16 +19,14 @@ import ipywidgets as widgets
 
 from memsave_lib import plots
 from memsave_lib.labs.config import LabConfig, Prediction, Run, Values
-from memsave_lib.labs.markup import image, paragraph, setting, table
+from memsave_lib.labs.markup import key, paragraph, table
+from memsave_lib.labs.pictures import Pictures
 from memsave_lib.meter import MemoryMeter, Stopped
 from memsave_lib.runner import apply
-from memsave_lib.trace import Trace
 from memsave_lib.units import exact_bytes, human_bytes
 
 PRESS_RUN = "MEMSAVE_PRESS_RUN"  # "1" in the environment: every lab presses its own Run, and fails if the run does
 FRAME_SECONDS = 0.1
-GHOSTS = 4
-PREDICTION_INCHES, MEMORY_INCHES = (4.3, 3.0), (6.2, 3.0)
 
 
 class Lab:
@@ -42,27 +40,34 @@ class Lab:
         self._stop = threading.Event()
         self._meter = MemoryMeter()
         self._threads: ThreadPoolExecutor | None = None
-        self._pen = threading.Lock()  # matplotlib draws in one thread at a time
+        self._pictures = Pictures(config)
         self.sliders = {slider.name: slider.widget() for slider in config.sliders}
         narrow = widgets.Layout(width="100px")
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary", layout=narrow)
+        self.run_button = widgets.Button(description="Run", icon="play", style={"font_weight": "bold"}, layout=narrow)
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True, layout=narrow)
         self.reset_button = widgets.Button(description="Reset", icon="undo", layout=narrow)
-        self.prediction, self.memory = widgets.HTML(), widgets.HTML()
+        self.prediction, self.memory, self.key = (
+            widgets.HTML(),
+            widgets.HTML(),
+            widgets.HTML(key(config.recomputes, config.lanes)),
+        )
         self.predicted, self.status, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         for slider in self.sliders.values():
-            slider.observe(lambda change: self._guarded(self._predict), "value")
+            slider.observe(lambda change: self._guarded(self._moved), "value")
         for button, action in (
             (self.run_button, self.run),
             (self.stop_button, self.stop),
             (self.reset_button, self.reset),
         ):
             button.on_click(lambda button, action=action: self._guarded(action))
-        wrap = widgets.Layout(display="flex", flex_flow="row wrap")
+        wrap = widgets.Layout(display="flex", flex_flow="row wrap", margin="0 0 6px 0")
+        for picture, share in ((self.memory, "2 1 480px"), (self.prediction, "1 1 300px")):
+            # A picture of its own, such as one of lanes, is as wide as that of the memory.
+            picture.layout.flex = share if config.picture is None else "1 1 640px"
         buttons = widgets.Box([self.run_button, self.stop_button, self.reset_button])
         controls = widgets.Box([*self.sliders.values(), buttons], layout=wrap)
-        rows = [controls, widgets.Box([self.prediction, self.memory], layout=wrap)]
-        self.view = widgets.VBox([*rows, self.predicted, self.status, self.table])
+        pictures = widgets.Box([self.memory, self.prediction], layout=wrap)
+        self.view = widgets.VBox([controls, self.key, pictures, self.predicted, self.status, self.table])
         self._begin()
         if os.environ.get(PRESS_RUN) == "1":
             self.run()
@@ -74,6 +79,10 @@ class Lab:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.view.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}
+
+    def still(self) -> plots.Shown:
+        """What the lab shows before anybody has moved a slider, as a picture that needs no kernel."""
+        return self._pictures.still({slider.name: slider.value for slider in self.config.sliders})
 
     @property
     def values(self) -> Values:
@@ -88,23 +97,25 @@ class Lab:
             return
         self.error = None
         values = self.values
-        prediction = self.config.predict(values)
-        free = self.config.free_bytes()
-        if free is not None and prediction.needed_bytes > free:
-            self._say(
-                f"Refused at {setting(values)}: the step needs {human_bytes(prediction.needed_bytes)}, "
-                f"and {human_bytes(free)} are free. Choose smaller numbers.",
-                alarm=True,
-            )
+        prediction = self._pictures.predict(values)
+        if obstacle := prediction.obstacle or self._too_large(prediction):
+            self._say(f"Refused at {self.config.say(values)}: {obstacle}", alarm=True)
             return
         self._stop = threading.Event()
         self._meter = MemoryMeter()
         self._set_running(True)
-        self._say(f"Running at {setting(values)}.")
+        self._say(f"Running at {self.config.say(values)}.")
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lab")
-        work = self._threads.submit(self._train, values, self._stop)
-        self._threads.submit(self._follow, work, values, prediction)
+        work = self._threads.submit(self._train, values, prediction, self._stop)
+        self._threads.submit(self._follow, work, values)
         self._threads.shutdown(wait=False)  # both threads end with their work
+
+    def _too_large(self, prediction: Prediction) -> str:
+        free = self.config.free_bytes()
+        if free is None or prediction.needed_bytes <= free:
+            return ""
+        needed = human_bytes(prediction.needed_bytes)
+        return f"the step needs {needed}, and {human_bytes(free)} are free. Choose smaller numbers."
 
     def stop(self) -> None:
         """End the running step before its next operation."""
@@ -132,7 +143,7 @@ class Lab:
 
     # In threads of their own
 
-    def _train(self, values: Values, stop: threading.Event) -> tuple[Trace, str]:
+    def _train(self, values: Values, prediction: Prediction, stop: threading.Event) -> Run:
         job = self.config.prepare(values)
         self._meter = MemoryMeter(job.model, stop=stop)
         try:
@@ -140,22 +151,25 @@ class Lab:
                 job.step()
         finally:
             job.model.zero_grad(set_to_none=True)
-        return self._meter.trace, self.config.remark(applied.report) if self.config.remark else ""
+        report = applied.report
+        said = self.config.remark(report) if self.config.remark else ""
+        copies = report.offload.lanes if report.offload else None
+        return Run(len(self.runs) + 1, values, prediction, self._meter.trace, said, copies)
 
-    def _follow(self, work: Future[tuple[Trace, str]], values: Values, prediction: Prediction) -> None:
+    def _follow(self, work: Future[Run], values: Values) -> None:
         """Draw the memory of a running step until it ends, then what came of it."""
         with _Guard(self):
             while wait([work], timeout=FRAME_SECONDS).not_done:
-                self._draw_memory(prediction, points=self._meter.progress())
-                self._say(f"Running at {setting(values)}: {human_bytes(self._meter.live_bytes)} live now.")
+                live = self._draw_progress(values)
+                self._say(f"Running at {self.config.say(values)}: {human_bytes(live)} live now.")
             error = work.exception()
             if isinstance(error, Stopped):
-                self._draw_memory(prediction, points=self._meter.progress())
-                self._say(f"Stopped at {setting(values)}, with {human_bytes(self._meter.live_bytes)} live.")
+                live = self._draw_progress(values)
+                self._say(f"Stopped at {self.config.say(values)}, with {human_bytes(live)} live.")
             elif error is not None:
                 self.fail(error)
             else:
-                self._finish(Run(values, prediction, *work.result()))
+                self._finish(work.result())
         self._stop.set()  # if drawing has failed, the step goes no further either
         wait([work])
         self._set_running(False)
@@ -163,59 +177,34 @@ class Lab:
     # What the reader sees
 
     def _begin(self) -> None:
-        self._predict()
-        self._draw_memory()
+        self._moved()
         self._say("No step has run yet: press Run.")
         self.table.value = ""
 
+    def _moved(self) -> None:
+        """Redraw what depends on the sliders: the picture of a step that runs stays."""
+        values = self.values
+        if not self.running:
+            self.memory.value = self._pictures.memory(values, self.runs)
+        self._predict()
+
     def _predict(self) -> None:
-        """Redraw what depends on the sliders alone."""
-        with self._pen:  # the values are read inside: whoever draws last draws the newest
-            values = self.values
-            shown, sentence = self._curves(values) if self.config.picture is None else self._picture(values)
-            self.prediction.value = image(shown, sentence)
+        # The values are read under the pen: whoever draws last draws the newest.
+        with self._pictures.pen:
+            picture, sentence = self._pictures.prediction(self.values, self.runs)
+            self.prediction.value = picture
             self.predicted.value = paragraph(sentence)
 
-    def _picture(self, values: Values) -> tuple[plots.Shown, str]:
-        shown = self.config.picture(values)
-        return shown, f"Simulated at {setting(values)}. {shown.sentence}"
-
-    def _curves(self, values: Values) -> tuple[plots.Shown, str]:
-        along = self.config.along
-        choices = next(slider.choices for slider in self.config.sliders if slider.name == along)
-        predictions = {number: self.config.predict({**values, along: number}) for number in choices}
-        here = predictions[values[along]]
-        curves = {"saved": {number: one.saved_bytes for number, one in predictions.items()}}
-        if here.peak_bytes is not None:
-            curves["peak"] = {number: one.peak_bytes for number, one in predictions.items()}
-        measured = self._measured_along(values, curves)
-        peak = "" if here.peak_bytes is None else f", peak of the whole step {exact_bytes(here.peak_bytes)}"
-        sentence = f"Predicted at {setting(values)}: saved {exact_bytes(here.saved_bytes)}{peak}."
-        shown = plots.bytes_against(along, curves, measured, values[along], "predicted memory", PREDICTION_INCHES)
-        return shown, sentence
-
-    def _measured_along(self, values: Values, names: Iterable[str]) -> dict[str, dict[int, int]]:
-        """Measured bytes of the runs whose other values are these, for the rings on the curves."""
-        along = self.config.along
-        alike = [run for run in self.runs if {**run.values, along: 0} == {**values, along: 0}]
-        found = {name: {run.values[along]: run.measured[name] for run in alike} for name in names}
-        return found if alike else {}
-
-    def _draw_memory(
-        self, prediction: Prediction | None = None, points: Sequence[tuple[float, int]] = (), trace: Trace | None = None
-    ) -> None:
-        """Memory against time, over the outlines of earlier runs."""
-        with self._pen:
-            earlier = [(f"run {n}", run.outline) for n, run in enumerate(self.runs, start=1) if run.trace is not trace]
-            predicted = prediction and prediction.peak_bytes
-            shown = plots.memory_run(
-                points, trace=trace, ghosts=earlier[-GHOSTS:], predicted=predicted, size=MEMORY_INCHES
-            )
-            self.memory.value = image(shown, f"Memory against time: {shown.sentence}")
+    def _draw_progress(self, values: Values) -> int:
+        """Bytes that live at the end of what is drawn."""
+        seen = self._meter.so_far()
+        self.memory.value = self._pictures.progress(values, seen, self.runs)
+        return int(seen.live_bytes[-1])
 
     def _finish(self, run: Run) -> None:
-        self.runs.append(run)
-        self._draw_memory(run.prediction, trace=run.trace)
+        picture = self._pictures.memory(run.values, [*self.runs, run])
+        self.runs.append(run)  # not before: a run that cannot be drawn has failed
+        self.memory.value = picture
         self._predict()  # rings show what was measured
         measured = [
             f"{what} {exact_bytes(found)}, {found - expected:,} bytes off the prediction"
@@ -223,9 +212,9 @@ class Lab:
         ]
         where = plots.place(run.trace)
         remark = f" {run.remark}" if run.remark else ""
-        said = f"Run {len(self.runs)} at {setting(run.values)}: {'; '.join(measured)}. The peak is in {where}.{remark}"
-        self._say(said)
-        self.table.value = table(self.runs)
+        name = f"Run {run.number} at {self.config.say(run.values)}"
+        self._say(f"{name}: {'; '.join(measured)}. The peak is in {where}.{remark}")
+        self.table.value = table(self.runs, self.config)
 
     def fail(self, error: BaseException) -> None:
         """Show an error in place of a result, and keep it for :meth:`wait`."""
@@ -235,7 +224,8 @@ class Lab:
         self._say(f"Failed: {type(error).__name__}: {error}", alarm=True)
 
     def _say(self, sentence: str, alarm: bool = False) -> None:
-        self.status.value = paragraph(sentence, alarm)
+        if alarm or self.error is None:  # what a callback has raised stays to be read while a step goes on
+            self.status.value = paragraph(sentence, alarm)
 
     def _set_running(self, running: bool) -> None:
         self.running = running

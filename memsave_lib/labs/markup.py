@@ -7,23 +7,56 @@ import html
 from collections.abc import Sequence
 
 from memsave_lib import plots
-from memsave_lib.labs.config import Run, Values
+from memsave_lib.labs.config import LabConfig, Run
 from memsave_lib.units import human_bytes
 
-SHARPNESS = 150  # pixels to the inch; shown at 100
+#: Of the categories on a picture: what may be alive in a step without an optimizer.
+CATEGORIES = ("parameter", "gradient", "input", "activation", "recomputed", "output", "temporary")
+#: Stripes in place of the hatches of the pictures.
+STRIPES = {
+    "gradient": "repeating-linear-gradient(45deg, transparent 0 3px, white 3px 4px)",
+    "recomputed": "repeating-linear-gradient(-45deg, transparent 0 3px, white 3px 4px)",
+    "output": "repeating-linear-gradient(0deg, transparent 0 3px, white 3px 4px)",
+}
 
 
-def setting(values: Values) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def image(shown: plots.Shown, alt: str) -> str:
-    width, height = (round(100 * inches) for inches in shown.figure.get_size_inches())
-    data = base64.b64encode(shown.png(SHARPNESS)).decode("ascii")
+def image(png: bytes, inches: float, alt: str) -> str:
+    """As wide as it was drawn, or as the page where that is narrower."""
+    data = base64.b64encode(png).decode("ascii")
     return (
-        f'<img alt="{html.escape(alt)}" width="{width}" height="{height}" style="max-width: 100%; height: auto" '
-        f'src="data:image/png;base64,{data}">'
+        f'<img alt="{html.escape(alt)}" style="width: 100%; max-width: {round(100 * inches)}px; height: auto; '
+        f'display: block; border-radius: 6px" src="data:image/png;base64,{data}">'
     )
+
+
+def key(recomputes: bool, lanes: bool) -> str:
+    """What colors and marks mean, once for all pictures of a lab."""
+    items = [(_swatch(name), name) for name in CATEGORIES if recomputes or name != "recomputed"]
+    items += [
+        (_line("dashed", "currentColor"), "predicted"),
+        (_line("solid", plots.drawing.GREY), "earlier run"),
+    ]
+    if recomputes:
+        again = _line("solid", plots.drawing.VERMILION, 5)
+        items += [("&#9650;", "checkpoint kept"), (again, "forward again")]
+    if lanes:
+        items += [
+            (_line("solid", plots.drawing.GREEN, 7), "copy out"),
+            (_line("solid", plots.drawing.PURPLE, 7), "back"),
+        ]
+    style = "margin-right: 0.7em; white-space: nowrap; display: inline-block"
+    spans = "".join(f'<span style="{style}">{mark} {name}</span>' for mark, name in items)
+    return f'<div style="line-height: 1.5; font-size: 90%">{spans}</div>'
+
+
+def _swatch(name: str) -> str:
+    look = f"background-color: {plots.LOOKS[name][0]}; background-image: {STRIPES.get(name, 'none')}"
+    return f'<span style="display: inline-block; width: 1.3em; height: 0.75em; {look}"></span>'
+
+
+def _line(kind: str, color: str, width: int = 2) -> str:
+    look = f"border-top: {width}px {kind} {color}"
+    return f'<span style="display: inline-block; width: 1.5em; vertical-align: 0.25em; {look}"></span>'
 
 
 def paragraph(sentence: str, alarm: bool = False) -> str:
@@ -33,22 +66,26 @@ def paragraph(sentence: str, alarm: bool = False) -> str:
     return f'<p role="{"alert" if alarm else "status"}" style="{style}">{html.escape(sentence)}</p>'
 
 
-def table(runs: Sequence[Run]) -> str:
-    """What was predicted and measured, one row a run."""
-    heads = ["run", *runs[0].values]
-    for what, _, _ in runs[0].comparisons:
-        heads += [f"{what}, predicted", f"{what}, measured", "error, bytes"]
-    rows = [_row("th", [*heads, "the peak is in"])]
-    for number, run in enumerate(runs, start=1):
-        texts = [str(number), *map(str, run.values.values())]
-        for _, expected, found in run.comparisons:
-            texts += [human_bytes(expected), human_bytes(found), f"{found - expected:,}"]
-        rows.append(_row("td", [*texts, plots.place(run.trace)]))
+def table(runs: Sequence[Run], config: LabConfig) -> str:
+    """What was predicted and measured: one row for each number, several rows a run."""
+    rows = [_row("th", ["run", "with", "", "predicted", "measured", "error, bytes", "the peak is in", "seconds"])]
+    for run in runs:
+        own = [str(run.number), config.say(run.values)], [plots.place(run.trace), f"{run.trace.seconds:.2f}"]
+        count = len(run.comparisons)
+        for place, (what, expected, found) in enumerate(run.comparisons):
+            sizes = [what, human_bytes(expected), human_bytes(found), f"{found - expected:,}"]
+            first, last = own if place == 0 else ((), ())
+            cells = [_cell("td", text, count) for text in first]
+            cells += [_cell("td", text) for text in sizes]
+            cells += [_cell("td", text, count) for text in last]
+            rows.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div style="overflow-x: auto"><table style="border-collapse: collapse">{"".join(rows)}</table></div>'
 
 
 def _row(tag: str, texts: Sequence[str]) -> str:
-    style = "text-align: right; vertical-align: bottom; line-height: 1.2; padding: 0.2em 0.6em"
-    style += "; white-space: nowrap" if tag == "td" else ""
-    cells = "".join(f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
-    return f"<tr>{cells}</tr>"
+    return f"<tr>{''.join(_cell(tag, text) for text in texts)}</tr>"
+
+
+def _cell(tag: str, text: str, rows: int = 1) -> str:
+    style = "text-align: left; vertical-align: top; line-height: 1.3; padding: 0.15em 0.6em"
+    return f'<{tag} rowspan="{rows}" style="{style}">{html.escape(text)}</{tag}>'

@@ -13,13 +13,17 @@ from memsave_lib.devices import Device
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
 from memsave_lib.labs.stack_step import StackStep, lengths_around
+from memsave_lib.lanes import StreamTimeline
 from memsave_lib.runner import Report
 from memsave_lib.simulation import simulate
 from memsave_lib.strategies import FullCheckpoint, KeepAll, Offload
 
 #: What two cores of a laptop reach in training; the link's figures come from the slider.
 TWO_CORES = Device("two cores", flops=100e9)
-BANDWIDTH = "bandwidth in MB/s"
+BANDWIDTH = "bandwidth"
+SENT = "Run sends"
+#: What Run may send away, as strategies above.
+SENDS = {"everything": "everything", "inputs": "checkpoints only"}
 BANDWIDTHS = (125, 250, 500, 1000, 2000, 4000, 8000, 16000)
 #: Where the real step sends its tensors; Windows lacks what a DiskStore needs.
 STORE = "disk" if hasattr(os, "preadv") else "host"
@@ -44,11 +48,17 @@ def offload_picture(
         device: how fast it computes.
         seconds: whether the sentence says them; the picture does.
     """
+    return plots.stream_lanes(simulated(shape, n_layers, bandwidth, prefetch, device), seconds=seconds)
+
+
+def simulated(
+    shape: formulas.BlockShape, n_layers: int, bandwidth: int, prefetch: int, device: Device = TWO_CORES
+) -> dict[str, StreamTimeline]:
+    """The timelines of both strategies; arguments as for :func:`offload_picture`."""
     linked = replace(device, copy_out=1e6 * bandwidth, copy_in=1e6 * bandwidth)
     costs = stack_costs(shape, n_layers)
     plans = {name: Offload(strategy).plan(n_layers) for name, strategy in STRATEGIES.items()}
-    timelines = {name: simulate(costs, plan, linked, prefetch=prefetch) for name, plan in plans.items()}
-    return plots.stream_lanes(timelines, seconds=seconds)
+    return {name: simulate(costs, plan, linked, prefetch=prefetch) for name, plan in plans.items()}
 
 
 def offload_lab(
@@ -61,7 +71,7 @@ def offload_lab(
     bandwidth: int = 1000,
     device: str | torch.device = "cpu",
 ) -> Lab:
-    """A simulated step at the slider's bandwidth; Run trains a real one that sends everything to this machine's disk.
+    """A simulated step at the slider's bandwidth; Run trains a real one that sends tensors to this machine's disk.
 
     Args:
         n_layers, hidden, heads: of the :class:`~memsave_lib.BlockStack`.
@@ -70,30 +80,37 @@ def offload_lab(
         bandwidth: where its slider starts, MB/s; one of :data:`BANDWIDTHS`.
         device: where the real step runs.
     """
-    stack = StackStep(n_layers, hidden, heads, batch_size, torch.device(device))
-    model = stack.build()
-    parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    everything = Offload(store=STORE)
+    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+
+    canvas = plots.LanesPicture(len(STRATEGIES))
+
+    def link(values: Values) -> tuple[formulas.BlockShape, int, int, int]:
+        shape = replace(start, seq_len=values["seq_len"]).shape
+        return shape, n_layers, values[BANDWIDTH], values["prefetch"]
 
     def picture(values: Values) -> plots.Shown:
-        return offload_picture(stack.shape(values["seq_len"]), n_layers, values[BANDWIDTH], values["prefetch"])
+        return canvas.draw(simulated(*link(values)))
+
+    def still(values: Values) -> plots.Shown:
+        return offload_picture(*link(values), seconds=False)
+
+    def strategy(values: Values) -> Offload:
+        return Offload(STRATEGIES[SENDS[values[SENT]]], store=STORE, prefetch=values["prefetch"])
 
     def predict(values: Values) -> Prediction:
-        plan, shape = everything.plan(n_layers), stack.shape(values["seq_len"])
-        here, away = formulas.stack_saved_bytes(plan, shape), formulas.offloaded_bytes(plan, shape)
-        return Prediction(here, None, needed_bytes=here + away + parameter_bytes, sent_bytes=away)
+        return replace(start, seq_len=values["seq_len"]).predict(strategy(values).plan(n_layers))
 
     def prepare(values: Values) -> Job:
-        strategy = replace(everything, prefetch=values["prefetch"])
-        return Job(model, strategy, stack.prepare(model, values["seq_len"]))
+        return replace(start, seq_len=values["seq_len"]).job(strategy(values))
 
     def remark(report: Report) -> str:
         traffic = report.offload
         return f"{traffic.moved.tensors} tensors left, {traffic.prefetch_hits} were on their way back when asked for."
 
     sliders = (
-        Slider(BANDWIDTH, BANDWIDTHS, bandwidth),
+        Slider(BANDWIDTH, BANDWIDTHS, bandwidth, "MB/s"),
         Slider("seq_len", lengths_around(seq_len), seq_len),
         Slider("prefetch", range(5), prefetch),
+        Slider(SENT, tuple(SENDS), "everything"),
     )
-    return Lab(LabConfig(sliders, "seq_len", predict, prepare, stack.free_bytes, picture, remark))
+    return Lab(LabConfig(sliders, "seq_len", predict, prepare, start.free_bytes, picture, still, remark, lanes=True))

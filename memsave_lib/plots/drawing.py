@@ -8,8 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
+from PIL import Image
 
 BLACK, GREY, PALE = "#000000", "#6E6E6E", "#D9D9D9"
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -44,6 +47,19 @@ class Shown:
     figure: Figure
     sentence: str
 
+    def quick_png(self, colors: int = 96) -> bytes:
+        """The picture with the figure's own pixels and few colors: a third of the time and of the bytes of `png`."""
+        canvas = self.figure.canvas
+        if not isinstance(canvas, FigureCanvasAgg):
+            canvas = FigureCanvasAgg(self.figure)
+        canvas.draw()
+        pixels = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
+        buffer = io.BytesIO()
+        picture = pixels.convert("RGB").quantize(colors, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        picture.putpalette([255 if value == 254 else value for value in picture.getpalette()])  # white stays white
+        picture.save(buffer, "png", compress_level=3)
+        return buffer.getvalue()
+
     def png(self, dpi: int = DPI) -> bytes:
         """The picture, encoded."""
         buffer = io.BytesIO()
@@ -58,6 +74,29 @@ class Shown:
         picture = base64.b64encode(self.png(2 * PAGE_DPI)).decode("ascii")
         width = round(self.figure.get_size_inches()[0] * PAGE_DPI)
         return {"image/png": picture, "text/plain": self.sentence}, {"image/png": {"width": width}}
+
+
+class LayeredCanvas(FigureCanvasAgg):
+    """Draws what belongs to the figure, such as the numbers of its rulers, only when it has changed; axes each time."""
+
+    _layer: tuple[object, object] = (None, None)
+
+    def draw(self) -> None:
+        own = [one for one in (*self.figure.texts, *self.figure.artists) if isinstance(one, Text)]
+        texts = tuple((text.get_text(), *text.get_position()) for text in own)
+        state = texts, tuple(axes.viewLim.bounds for axes in self.figure.axes)
+        if self._layer[0] != state:
+            for axes in self.figure.axes:
+                axes.set_visible(False)
+            try:
+                super().draw()
+            finally:
+                for axes in self.figure.axes:
+                    axes.set_visible(True)
+            self._layer = state, self.copy_from_bbox(self.figure.bbox)
+        self.restore_region(self._layer[1])
+        for axes in self.figure.axes:
+            axes.draw(self.get_renderer())
 
 
 def check_not_empty(name: str, values: Collection[object]) -> None:
@@ -80,6 +119,12 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.label.set_fontsize(TEXT)
     return axes
+
+
+def write(figure: Figure, left: float, bottom: float, text: str, **style: object) -> Text:
+    """Text at a place of the figure given in inches."""
+    across, up = figure.get_size_inches()
+    return figure.text(left / across, bottom / up, text, **style)
 
 
 def bar_figure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import fsum
@@ -46,6 +46,8 @@ LOOKS = {
 EMPTY_LANE = "#F1F1F1"
 LEFT, RIGHT = 0.85, 0.22  # margins, in inches
 LINE, COMPUTE, COPY, GAP = 0.19, 0.3, 0.19, 0.24  # heights, in inches: a line of title, lanes, what follows them
+#: Of each lane: where it begins below the title, and its height.
+ROWS = {"compute": (0.0, COMPUTE), "copy out": (COMPUTE, COPY), "copy back": (COMPUTE + COPY, COPY)}
 #: Inches below which a box has no room for an outline or a hatch.
 NARROW = 0.06
 HAIRLINE = 0.016
@@ -77,17 +79,34 @@ def stream_lanes(timelines: Mapping[str, Lanes] | Sequence[tuple[str, Lanes]], *
     across = max(timeline.step_seconds for _, timeline in labeled)
     name, _, unit = time_unit(across)
     axes.set(xlim=(0, across / unit or 1.0), ylim=(len(labeled) * pair, 0))
-    for number, ((label, timeline), (first, second)) in enumerate(zip(labeled, sums, strict=True)):
+    for number, (label, timeline) in enumerate(labeled):
         top = number * pair + lines * LINE
-        axes.text(0, top - 0.05 - (lines - 1) * LINE, label, fontsize=TEXT, weight="bold", va="bottom")
-        waits = axes.text(
-            1, top - 0.05, second, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=TEXT,
-            color=VERMILION if timeline.stalls else GREY,
-        )  # fmt: skip
-        axes.annotate(first, (0, 0), xycoords=waits, ha="right", va="bottom", fontsize=TEXT)
-        _draw_lanes(_Clock(axes, min(span.start for span in _spans(timeline)), unit), top, timeline)
+        draw_timeline(axes, top, label, timeline, unit, lines)
+        for lane, (upper, height) in ROWS.items():
+            axes.text(
+                -0.08 / (WIDTH - LEFT - RIGHT), top + upper + height / 2, lane, transform=axes.get_yaxis_transform(),
+                ha="right", va="center", fontsize=SMALL,
+            )  # fmt: skip
     _finish(figure, axes, name, [timeline for _, timeline in labeled])
-    return Shown(figure, " ".join(_sentence(label, timeline, seconds) for label, timeline in labeled))
+    return Shown(figure, lanes_in_words(labeled, seconds))
+
+
+def draw_timeline(axes: Axes, top: float, label: str, timeline: Lanes, unit: float, lines: int = 1) -> None:
+    """A timeline with its title.
+
+    Args:
+        axes: y in inches, downwards; x in units of time, from 0 on.
+        top: of the lanes; the title stands above, in one or two ``lines``.
+        unit: of time, in seconds.
+    """
+    first, second = _sums(timeline)
+    axes.text(0, top - 0.05 - (lines - 1) * LINE, label, fontsize=TEXT, weight="bold", va="bottom")
+    waits = axes.text(
+        1, top - 0.05, second, transform=axes.get_yaxis_transform(), ha="right", va="bottom", fontsize=TEXT,
+        color=VERMILION if timeline.stalls else GREY,
+    )  # fmt: skip
+    axes.annotate(first, (0, 0), xycoords=waits, ha="right", va="bottom", fontsize=TEXT)
+    _draw_lanes(_Clock(axes, min(span.start for span in _spans(timeline)), unit), top, timeline)
 
 
 @dataclass(frozen=True)
@@ -111,12 +130,7 @@ class _Clock:
 
 def _draw_lanes(clock: _Clock, top: float, timeline: Lanes) -> None:
     axes, end = clock.axes, timeline.step_seconds / clock.unit
-    rows = {"compute": (top, COMPUTE), "copy out": (top + COMPUTE, COPY), "copy back": (top + COMPUTE + COPY, COPY)}
-    for name, (upper, height) in rows.items():
-        axes.text(
-            -0.08 / (WIDTH - LEFT - RIGHT), upper + height / 2, name, transform=axes.get_yaxis_transform(), ha="right",
-            va="center", fontsize=SMALL,
-        )  # fmt: skip
+    rows = {name: (top + upper, height) for name, (upper, height) in ROWS.items()}
     axes.broken_barh([(0, end)], (top, COMPUTE + 2 * COPY), facecolor=EMPTY_LANE, linewidth=0, zorder=1)
     axes.plot([end, end], [top - 0.04, top + COMPUTE + 2 * COPY], color=BLACK, linewidth=1.3, zorder=5, clip_on=False)
     for kind in ("forward", "recompute", "backward"):
@@ -190,12 +204,17 @@ def _finish(figure: Figure, axes: Axes, unit: str, timelines: Sequence[Lanes]) -
     axes.set_xlabel(f"{unit}; the numbers are blocks", fontsize=TEXT)
     present = {span.kind for timeline in timelines for span in timeline.compute}
     present |= {"stall" for timeline in timelines if timeline.stalls}
+    legend_of(figure, present)
+
+
+def legend_of(figure: Figure, kinds: Collection[str]) -> None:
+    """What the boxes of computation mean; copies have lanes with names."""
     handles = [
         Patch(
             facecolor=face, hatch=hatch, label=name, edgecolor=VERMILION if kind == "stall" else "white",
             linewidth=0.9 if kind == "stall" else 0,
         )
-        for kind, (name, face, hatch, _) in LOOKS.items() if kind in present
+        for kind, (name, face, hatch, _) in LOOKS.items() if kind in kinds
     ]  # fmt: skip
     figure.legend(
         handles=handles, loc="upper left", ncols=max(len(handles), 1), fontsize=SMALL, frameon=False,
@@ -229,6 +248,11 @@ def _sums(timeline: Lanes) -> tuple[str, str]:
 
 def _waiting(timeline: Lanes) -> float:
     return fsum(stall.seconds for stall in timeline.stalls)
+
+
+def lanes_in_words(labeled: Iterable[tuple[str, Lanes]], seconds: bool = True) -> str:
+    """Copies, bytes and waits of each timeline."""
+    return " ".join(_sentence(label, timeline, seconds) for label, timeline in labeled)
 
 
 def _sentence(label: str, timeline: Lanes, seconds: bool) -> str:
