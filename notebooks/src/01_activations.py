@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 01 Activations
 #
-# Notebook 00 ended with a bar full of activations. Now you take it apart: which tensors, why these, and how many
-# bytes.
+# Notebook 00 ended with a bar full of activations. Now you take it apart: which tensors, why these, how many bytes.
 #
 # **After these 30 minutes you can**
 #
@@ -19,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memsave_lib as ms
+from memsave_lib import labs
 from memsave_lib.course import checks, texts
 from memsave_lib.course.counters import count_otherwise
 from memsave_lib.course.env import setup
@@ -64,7 +64,7 @@ print("W is frozen:", saved_for_backward(lambda x, W: x @ W, x=x, W=W), sep="\n"
 # The gradient of `W` is `x.T @ dy`, that of `x` is `dy @ W.T`. So each of the two needs the *other* one; nobody needs
 # `y`. Freeze `W`, and `x` is dropped. Autograd keeps what a derivative mentions, and nothing else.
 #
-# PyTorch lets you listen: a *saved-tensor hook* is called with every tensor that an operation keeps. That is all
+# PyTorch lets you listen: a *saved-tensor hook* gets every tensor that an operation keeps. That is all
 # `saved_for_backward` does. Now the operations of a transformer block, in units of one hidden state (the size of
 # `x`). *One of the seven keeps nothing. Which?*
 
@@ -87,17 +87,17 @@ print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbyte
 # - *add* keeps nothing: the gradient passes through it unchanged. Residual connections are free.
 # - *GELU* keeps its input. *Softmax* keeps its output instead: its derivative is written with that.
 # - *LayerNorm* keeps its input and two numbers for each position: mean and 1 / deviation.
-# - *dropout* keeps which elements it dropped. A CPU writes that down as floats, a GPU as one byte each.
-# - *attention* is PyTorch's fused kernel. It keeps queries, keys, values and its output, but no scores: one number for
-#   each row, the log-sum-exp, is enough to compute them again.
+# - *dropout* keeps which elements it dropped, a CPU as floats, a GPU as one byte each.
+# - *attention*, PyTorch's fused kernel, keeps queries, keys, values and its output, but no scores: one number a row,
+#   the log-sum-exp, is enough to compute them again.
 
 # %% [markdown]
 # ## 2. One block
 #
 # A block chains these operations: LayerNorm, a projection to Q, K and V, attention, a projection, add; LayerNorm, a
-# projection to four times the width, GELU, a projection back, add. Some tensors have two users, such as the output of
-# attention, which the projection behind it keeps as its input: one storage, counted once. *How many hidden states
-# does one block save?*
+# projection to four times the width, GELU, a projection back, add. Some tensors have two users: the output of
+# attention is also the input of the projection behind it. One storage, counted once. *How many hidden states does one
+# block save?*
 
 
 # %%
@@ -120,14 +120,14 @@ print(f"The block saves {measured / x.nbytes:.2f} hidden states.")
 print(f"Formula {predicted:,} bytes, hooks {measured:,} bytes, difference {measured - predicted}.")
 
 # %% [markdown]
-# Bytes have no noise, so there is no reason to accept "about": a difference means that a tensor is missing from your
-# list. (Proven on CPUs. A GPU's kernels may keep a few bytes more, such as the state of their random numbers.)
+# Bytes have no noise: a difference means that a tensor is missing from your list. (Proven on CPUs. A GPU's kernels
+# may keep a few bytes more, such as random states.)
 #
 # ## 3. Twice the sequence
 #
 # *What happens to these bytes when `seq_len` doubles?* Three blocks: fused attention; the same attention written out
 # (`"math"`), which keeps its matrix of scores; and fused attention with a little dropout. *Which of them more than
-# double?* In the figure, rings are measurements and lines are the formula.
+# double?* (Rings are measurements, lines the formula.)
 
 # %%
 blocks = {"fused": {}, "math": {"attention": "math"}, "fused, dropout 0.1": {"dropout": 0.1}}
@@ -153,8 +153,8 @@ for name, found in measured.items():
     print(f"{name:<20}{human_bytes(once)} -> {human_bytes(twice)}, x {twice / once:.2f}, {quadratic:.0f} as²b")
 
 # %% [markdown]
-# What grows beyond twice is quadratic; the last number says how many bytes of it there are for each score. Fused:
-# none. Written out: 4, one float, the scores after softmax.
+# What grows beyond twice is quadratic; the last number is its bytes for each score. Fused: none. Written out: 4, one
+# float, the scores after softmax.
 #
 # The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It falls back to the written-out
 # version without a word, and keeps three matrices: the weights, the mask, the product of both. Hugging Face's GPT-2
@@ -163,8 +163,8 @@ for name, found in measured.items():
 #
 # ## 4. The whole step
 #
-# Now the small GPT-2 of notebook 00, for several steps. *Where in the step is the peak: in forward, in backward, or
-# in the optimizer?* And what does the second step hold that the first did not?
+# Now the small GPT-2 of notebook 00, for several steps. *Where in the step is the peak: in forward, backward, or the
+# optimizer?* And what does the second step hold that the first did not?
 
 # %%
 text = texts.load_text().content
@@ -198,20 +198,36 @@ print(f"The second step starts with {more:.1f} times the parameters more than th
 ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="events")
 
 # %% [markdown]
-# Read it from left to right. **Forward climbs**: block after block lays its saved activations on the pile. **Backward
-# descends**: each block consumes what it saved, last block first, and leaves gradients. In its first `step()` the
-# **optimizer** creates two averages of each gradient. They stay, and every later step stands on them. (The gradients
-# stay too, until `zero_grad()` lets them go.)
+# **Forward climbs**: block after block lays its saved activations on the pile. **Backward descends**: each block
+# consumes what it saved, the last first, and leaves gradients, which stay until `zero_grad()`. In its first `step()`
+# the **optimizer** creates two averages of each gradient; every later step stands on them.
 #
-# So activations are highest where forward turns into backward. With enough tokens in the batch the peak is there too,
-# in the loss: an operation with *log_softmax* in its name belongs to it. With few tokens, gradients and optimizer
-# weigh more, and the peak moves towards the end of the step.
+# Activations are highest where forward turns into backward. With enough tokens the peak is there too, in the loss
+# (*log_softmax* belongs to it). With few, gradients and optimizer weigh more, and the peak moves towards the end of
+# the step.
+#
+# ### Your turn: the lab
+#
+# *Your blocks alone, without loss and optimizer. From which `seq_len` on does attention, written out (`math`), save more than
+# all the rest together?* **Predict** it with section 3's 4*as*²*b* and 64*sbh*; a head is 64 wide here. The lab draws
+# the memory of the whole step at once, dashed, and beside it a curve over `seq_len`. *Run* fills the outline with a
+# real step; earlier runs stay, in grey.
+
+# %%
+lab = labs.activations_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.device)
+lab.still()
+
+# %%
+lab
+
+# %% [markdown]
+# At *s* = 16*h*/*a* = 1,024 scores weigh as much as all the rest, at any width: twice the bytes of fused attention.
 #
 # ### The other end of the model
 #
-# This model knows 1,024 tokens; the published GPT-2 knows 50,257. For each position the model gives one number per
-# token of the vocabulary: the logits. *How large is the peak now, and what holds it?* We run it twice. The second
-# time the variable `out`, which holds the logits, stays alive during backward.
+# This model knows 1,024 tokens; the published GPT-2 knows 50,257. For each position it gives one number per token of
+# the vocabulary: the logits. *How large is the peak now, and what holds it?* In the second of two runs the variable
+# `out`, which holds the logits, stays alive during backward.
 
 # %%
 VOCABULARY = 50_257
@@ -241,14 +257,12 @@ ms.plots.bytes_by_category({"1,024 tokens": first.at_peak} | {name: trace.at_pea
 # %% [markdown]
 # Four tensors of that size meet at the loss: the logits, their log-probabilities, which are saved for backward, and
 # the gradients of both. With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the
-# four back. Strategies for *blocks*, which the next notebooks are about, cannot help there: always ask first where
-# the peak is.
-
-# %% [markdown]
+# four back. Strategies for *blocks*, as in the next notebooks, cannot help there: always ask first where the peak is.
+#
 # ## 5. Measuring honestly
 #
 # *What is the peak of a training step of this model?* The truth is that of a step in the middle of training, which
-# starts without gradients. Here are two numbers that people report instead. Are they too low or too high?
+# starts without gradients. Two numbers that people report instead: too low or too high?
 
 # %%
 truth = later[-1]
@@ -281,8 +295,7 @@ for name, read in {"loss.item()": torch.Tensor.item, "loss": lambda loss: loss}.
     print(f"total += {name:<13}peak {human_bytes(trace.peak_bytes):>10}; left behind: {left:.2f} times the saved bytes")
 
 # %% [markdown]
-# A loss that is alive keeps its graph, and without a backward the graph keeps every saved activation. Each batch adds
-# its own.
+# A live loss keeps its graph, and without a backward the graph keeps every saved activation. Each batch adds its own.
 #
 # Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see one
 # forward pass?* The same pass, twice, beside the bytes of its tensors.
@@ -297,11 +310,10 @@ for _ in range(2):
     print(f"RSS: {human_bytes(found.resident_growth)}, tracemalloc: {human_bytes(found.python_peak)}")
 
 # %% [markdown]
-# `tracemalloc` counts Python's objects; tensors are not among them. RSS counts pages that the system has handed out.
-# Freed memory may stay with the process and serve the next pass, so the same pass can show another growth each time.
-# On a GPU neither sees the device at all. Hence the meter.
-
-# %% [markdown]
+# `tracemalloc` counts Python's objects; tensors are not among them. RSS counts the process's pages. Freed memory may
+# stay there and serve the next pass, so the same pass can show another growth each time. On a GPU neither sees the
+# device. Hence the meter.
+#
 # ## Exercise: a stack on paper
 #
 # *Difficulty 2 of 3, 10 minutes.* How many bytes do `n_layers` blocks save together? float32, fused attention, no
@@ -337,11 +349,10 @@ print(checks.check_saved_bytes(saved_bytes, here))
 # <!-- solution -->
 #
 # </details>
-
-# %% [markdown]
+#
 # ## What you should have noticed
 #
-# - Autograd keeps what a derivative mentions. You can read it off the formula of the derivative.
+# - Autograd keeps what a derivative's formula mentions.
 # - A block saves 16 hidden states and crumbs; PyTorch agrees to the byte.
 # - Linear in `seq_len` with fused attention. Dropout can take that away without a word.
 # - A peak needs a place: blocks, loss, or optimizer. Only one of them is the bottleneck.

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 02 Full checkpointing
 #
-# Notebook 01 counted what a block keeps for backward. Now you keep one tensor a block, and compute the others again when
-# backward asks for them: time for memory.
+# Notebook 01 counted what a block keeps for backward. Now you keep one tensor a block, and compute the others again
+# in backward: time for memory.
 #
 # **After these 25 minutes you can**
 #
 # - write a checkpoint by hand, and say what PyTorch's own does better;
 # - predict the bytes and the FLOPs of a checkpointed stack;
-# - say when checkpointing does not lower the peak, and what holds the peak then;
+# - say when it does not lower the peak, and what holds it then;
 # - name two ways to get wrong gradients from it that no shape check notices.
 
 # %%
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import memsave_lib as ms
-from memsave_lib import formulas
+from memsave_lib import formulas, labs
 from memsave_lib.course import recompute_checks, texts
 from memsave_lib.course.env import setup
 from memsave_lib.units import human_bytes
@@ -96,17 +96,17 @@ for name, run in ways.items():
     print(f"{name:<8} saves {inputs:5.2f} inputs; equal gradients: {equal}; trains anyway: {anyway}")
 
 # %% [markdown]
-# The two checkpoints keep the input and nothing else. By hand there is a trap: autograd sees only `x` go in, not the
-# block's weights. If `x` needs no gradient, as the first block's input often does not, the weights get none, and no error
-# says so. PyTorch's checkpoint with `use_reentrant=False` has no such trap: always pass that argument.
+# Both checkpoints keep the input and nothing else. By hand there is a trap: autograd sees only `x` go in, no weights.
+# If `x` needs no gradient, as a first block's input often does not, they get none, and no error says so. PyTorch's
+# with `use_reentrant=False` has no such trap: always pass that.
 #
 # ## 2. The saw-tooth
 #
 # *A stack of such blocks: how many bytes are saved now, and how high is the peak?*
 #
-# **Predict** the saved bytes: one input for each block. The peak is these checkpoints, plus the one block that is alive
-# while backward works on it, plus what the operation in progress needs, plus gradients. The library has it as arithmetic.
-# **Measure**: `ms.apply` makes the stack follow a strategy until its `with` ends.
+# **Predict** the saved bytes: one input for each block. The peak is these, plus the one block alive in backward, plus
+# what the operation in progress needs, plus gradients. The library has it as arithmetic. **Measure**: `ms.apply`
+# makes the stack follow a strategy until its `with` ends.
 
 # %%
 stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
@@ -140,18 +140,18 @@ print(f"Blocks that came back to life in backward: {teeth} of {here.n_layers}.")
 ms.plots.memory_timeline(traces, x="events")
 
 # %% [markdown]
-# On a CPU the difference to the prediction is 0 bytes. Keep-all climbs all the way through forward. Under checkpointing
-# forward leaves one input a block (the blue spikes are *temporary*: a block at work), and backward draws teeth: each block
-# comes back to life, is used, and goes. Orange ticks below mark the recomputations. One tooth is one live block,
-# however many there are. The peak falls less: gradients stay.
+# On a CPU the difference to the prediction is 0 bytes. Keep-all climbs through forward. Under checkpointing forward
+# leaves one input a block (blue spikes are *temporary*: a block at work), and backward draws teeth: each block comes
+# back to life, is used, and goes. Orange ticks mark recomputations. One tooth is one live block, however many there
+# are. The peak falls less: gradients stay.
 #
 # ## 3. What it costs
 #
 # *One more forward: how much longer is the step?* Backward takes twice the FLOPs of forward, so a step is three forwards.
 # **Predict**: four instead of three, 4/3?
 #
-# **Measure**, in FLOPs, which do not depend on how busy your machine is. (On a CPU the counter does not see fused
-# attention: these are the projections.)
+# **Measure**, in FLOPs, which do not depend on how busy your machine is. (On a CPU the counter sees the projections,
+# not fused attention.)
 
 
 # %%
@@ -186,10 +186,10 @@ for strategy in strategies:
 print(f"with dropout at the end of each block: {flops[1] / flops[0]:.4f} times")
 
 # %% [markdown]
-# A recomputation makes tensors that backward needs. The last of them is the input of the down-projection; its output is
-# needed by nobody. PyTorch notices and stops there: **early stop**. The down-projection is a third of the counted matrix
-# products, so recomputing costs 2/9 of a step and not 3/9. Our checkpoint by hand does not know this trick. And dropout
-# keeps a mask, which is made last: with it, nothing is left to skip.
+# The last tensor of a block that backward needs is the down-projection's input; nobody needs its output. PyTorch
+# notices and stops there: **early stop**. The down-projection is a third of the counted matrix products, so
+# recomputing costs 2/9 of a step and not 3/9. Ours by hand does not know this trick. And dropout keeps a mask, made
+# last: nothing is left to skip.
 #
 # *Do seconds follow?* Only roughly.
 
@@ -263,13 +263,14 @@ for i in range(here.n_layers):
 print(f"blocks with right gradients: {right}, of {here.n_layers}")
 
 # %% [markdown]
-# A `lambda` looks its variables up when it runs. When backward runs it, the loop is over and `block` is the last block:
-# that one is recomputed every time. All blocks have equal shapes, so nothing complains. Pass the block itself, as
-# `checkpoint(block, x)` does, or `ms.run(blocks, x, strategy)`.
+# A `lambda` looks its variables up when it runs. In backward the loop is over and `block` is the last one: that is
+# recomputed every time. Shapes are equal: nothing complains. Pass the block itself: `checkpoint(block, x)`, or
+# `ms.run(blocks, x, strategy)`.
 #
 # ## 5. When the peak does not move
 #
-# *A chain of plain `Linear` layers, each of them checkpointed. How much is saved?*
+# *A chain of plain `Linear` layers, each checkpointed: how much is saved? And the stack of blocks with a few tokens
+# and the same weights: does the peak fall, and what is alive then?*
 
 # %%
 chain = nn.Sequential(*(nn.Linear(here.hidden, here.hidden) for _ in range(here.n_layers))).to(here.device)
@@ -277,13 +278,6 @@ for strategy in strategies:
     trace = metered(chain, x, strategy, blocks=list(chain))
     print(f"{strategy.label:<15} saved {trace.saved_bytes:,} bytes, peak {trace.peak_bytes:,} bytes")
 
-# %% [markdown]
-# Nothing. A `Linear` keeps its input and no more, and its input is the checkpoint. Only what lies *inside* a region can
-# be given back.
-#
-# *Now the stack of blocks again, with a few tokens and the same weights. Does the peak fall, and what is alive then?*
-
-# %%
 few = torch.randn(1, here.hidden // 8, here.hidden, device=here.device)
 brief = {strategy.label: metered(stack, few, strategy) for strategy in strategies}
 fewer = [trace.saved_bytes for trace in brief.values()]
@@ -295,8 +289,11 @@ for label, trace in brief.items():
 ms.plots.bytes_by_category({label: trace.at_peak for label, trace in brief.items()})
 
 # %% [markdown]
-# Gradients. Backward gives activations back and piles gradients up. With few tokens the pile at its end is higher than
-# the activations ever were, and checkpointing cannot touch it. **The peak has moved**: look at its place too.
+# The chain gains nothing: a `Linear` keeps its input and no more, and that is the checkpoint. Only what lies *inside*
+# a region can be given back.
+#
+# In the stack, gradients are alive: backward gives activations back and piles gradients up. With few tokens that pile
+# is the higher one, and checkpointing cannot touch it. **The peak has moved**: look at its place too.
 #
 # *From how many tokens s·b on does checkpointing help?* **Predict**: a block's activations take 16·4·*sbh* bytes, its
 # gradients 4·12*h*² (3, 1, 4 and 4 times *h*²). When are the two equal? The dotted line is the answer.
@@ -317,8 +314,25 @@ for one in strategies:
 ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=3 * h // 4, what="peak bytes")
 
 # %% [markdown]
-# The line is at *s·b* = 12/16·*h*. Left of it gradients hold the peak, and both curves lie on each other. Right of it
-# keep-all climbs by sixteen units for each block, full checkpointing by one for each and sixteen for the live one.
+# The line is at *s·b* = 12/16·*h*. Left of it gradients hold the peak, and the curves lie on each other. Right of it
+# keep-all climbs by sixteen units a block, full checkpointing by one, and sixteen for the live one.
+#
+# ### Your turn: the lab
+#
+# *Between which two steps of the `seq_len` slider does checkpointing begin to lower the peak, and does `n_layers`
+# move that place?* **Predict**; then switch strategies on either side of it, and *Run* both: the earlier run stays,
+# in grey.
+
+# %%
+lab = labs.checkpointing_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.device)
+lab.still()
+
+# %%
+lab
+
+# %% [markdown]
+# It is where *s* passes 0.75*h*/*b*, with any `n_layers` above 1: each block brings activations and gradients. Below
+# it the teeth are still there, on a staircase of gradients.
 #
 # ## 6. A real model: Hugging Face's GPT-2
 #
@@ -358,8 +372,8 @@ for name, (trace, grads) in results.items():
 print(f"Ours ran {applied.report.block_recomputes} blocks again, in {here.steps + 1} steps of {here.n_layers} blocks.")
 
 # %% [markdown]
-# Equal bytes, equal gradients. Beside the blocks' inputs the saved bytes still hold the loss with its log-probabilities:
-# checkpointing blocks does not touch it.
+# Equal bytes, equal gradients. Beside the blocks' inputs they hold the loss with its log-probabilities: checkpointing
+# blocks does not touch it.
 #
 # *Why `use_cache=False`?* The cache of keys and values is for generating text. **Predict**: a recomputed block writes to
 # it a second time. How long is it then?
@@ -384,10 +398,10 @@ with ms.apply(model, ms.FullCheckpoint()):
 #
 # ### Exercise: the same dice twice
 #
-# *Difficulty 2 of 3, 15 minutes.* `HandCheckpoint` throws new dice in backward. Mend it from outside: write a wrapper for
-# a block. Its first call runs the block as always. Every later call must draw the same random numbers as the first, and
-# leave the random state of the program as it found it. Then `HandCheckpoint.apply(SameDice(block), x)` is right for
-# blocks with dropout. Each step makes a new `SameDice`. (The check runs on the CPU.)
+# *Difficulty 2 of 3, 15 minutes.* `HandCheckpoint` throws new dice in backward. Mend it from outside, with a wrapper
+# for a block. Its first call runs the block as always. Every later call draws the same random numbers, and leaves the
+# program's random state as it found it. Then `HandCheckpoint.apply(SameDice(block), x)` is right for blocks with
+# dropout. Each step makes a new `SameDice`. (The check runs on the CPU.)
 
 
 # %%
@@ -430,12 +444,12 @@ print(recompute_checks.check_same_dice(SameDice, here))
 #
 # ## What you should have noticed
 #
-# - A checkpointed block saves its input and nothing else; backward brings one block at a time back to life.
-# - The price is 2/9 of a step's counted FLOPs and not 1/3, as long as nothing behind the last product needs a tensor.
+# - A checkpointed block saves its input; backward brings one block at a time back to life.
+# - The price is 2/9 of a step's counted FLOPs, not 1/3, unless something behind the last product needs a tensor.
 # - Equal shapes prove nothing. Compare loss, gradients and random state with keep-all, then count bytes.
-# - A lower peak needs activations that hold the peak. With few tokens gradients do.
+# - With few tokens gradients hold the peak, and it stays.
 #
 # ## Next
 #
-# [03 Selective recomputation](03_selective_recomputation.ipynb): must it be all blocks, or whole blocks? Some tensors are
-# nearly free to make again. You find out which.
+# [03 Selective recomputation](03_selective_recomputation.ipynb): must it be all blocks, or whole blocks? Some tensors
+# are nearly free to make again.

@@ -97,10 +97,10 @@ ms.plots.bytes_against("checkpoint_every", {"saved": predicted}, {"saved": measu
 #
 # ### The experiment from the explainer
 #
-# Explainers of this subject set this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data; no
-# checkpointing, full, k=2, k=3. Two claims go with it. B4: *recomputing 6 of 12 layers makes backward about 50 % more
-# expensive*. B5: *k=2 saves about half of the memory for about 10 % of time*. **Predict**: which claim is right, and which
-# of the four runs is a bad trade?
+# Explainers set this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data; no checkpointing, full,
+# k=2, k=3. Two claims go with it. B4: *recomputing 6 of 12 layers makes backward about 50 % more expensive*. B5: *k=2
+# saves about half of the memory for about 10 % of time*. **Predict**: which claim is right, and which of the four
+# runs is a bad trade?
 
 
 # %%
@@ -136,9 +136,9 @@ for one in experiment.measurements:
     print(f"{one.label:<5} {one.step_seconds:6.2f} s for one step: {ratio:.2f} times")
 
 # %% [markdown]
-# `equal` comes first: loss, every gradient and the random state are those of keep-all, bit by bit. None of the four is a
-# bad trade: each gives back more than the one before it, for more FLOPs. One run of each is timed above; on a busy machine
-# such seconds mean nothing.
+# `equal` comes first: loss, every gradient and the random state are those of keep-all, bit by bit. None of the four
+# is a bad trade: each gives back more than the one before it, for more FLOPs. (One run each: on a busy machine such
+# seconds mean nothing.)
 #
 # *And the two claims?*
 
@@ -166,22 +166,24 @@ print(
 #
 # ### Your turn: the lab
 #
-# *Say that you may save half of what keep-all saves. Which k do you choose, and does it depend on `seq_len`?* First the picture as it stands; the sliders below it
-# change the same picture. Moving a slider redraws the prediction at once. *Run* trains a real step, and the memory grows
-# as you watch.
+# *Some k more than halves the saved bytes. Does some k halve the peak, too: at every `seq_len`, or from which one
+# on?* **Predict**, then move the sliders: the pictures follow at once. *Run* trains a real step, whose memory fills
+# the outline; earlier runs stay, in grey.
 
 # %%
-stack.zero_grad()
-with ms.apply(stack, ms.Selective(k)), ms.MemoryMeter(stack) as meter:
-    step()
-ms.plots.memory_timeline({f"checkpoint_every={k}": meter.trace}, x="events")
-
-# %%
-labs.selective_lab(
+lab = labs.selective_lab(
     here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.checkpoint_every, here.device
 )
+lab.still()
+
+# %%
+lab
 
 # %% [markdown]
+# Saved bytes are proportional to `seq_len`; the peak is not. Keep-all's is 12*h*² + 16*sbh* numbers a block, and
+# 24*h*², weights and gradients, stay with any k. So it takes *s·b* > 2.25*h* at the least, and with few blocks more:
+# one of them is alive.
+#
 # ## 2. Three meanings of one word
 #
 # *Two people tell their tools "3". How many blocks does each recompute?* Our k **keeps** every k-th block. Hugging Face's
@@ -208,8 +210,8 @@ for name, plan in meanings.items():
 ms.plots.plan_picture(meanings)
 
 # %% [markdown]
-# The same number, other blocks, and often other bytes. Before you compare two tools, count their recomputed blocks. (Why
-# Megatron's gives so little back here is the question of section 4.)
+# The same number, other blocks, and often other bytes. Before you compare two tools, count their recomputed blocks.
+# (Why Megatron's gives so little back here is the question of section 4.)
 #
 # ## 3. Bytes per FLOP
 #
@@ -344,8 +346,8 @@ for name in ("keep all", "activation + norm", "all three", "full"):
     print(f"{name:<18} {min(times):.3f} s")
 
 # %% [markdown]
-# On two idle cores you may see the free option between keep-all and full: its passes over memory cost no FLOPs, but time.
-# On a busy machine seconds say little, so count FLOPs.
+# On two idle cores the free option may come between keep-all and full: passes over memory cost no FLOPs, but time. On
+# a busy machine count FLOPs.
 #
 # ### Exercise: one word, many meanings
 #

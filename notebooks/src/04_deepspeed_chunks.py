@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 DeepSpeed chunks
 #
-# So far you recomputed blocks one by one. Explainers advise cutting the model into a few *chunks*, and letting
-# DeepSpeed checkpoint them. How many chunks? And what does DeepSpeed really do?
+# So far you recomputed blocks one by one. Explainers cut the model into a few *chunks*, and let DeepSpeed checkpoint
+# them. How many? And what does DeepSpeed really do?
 #
 # **After these 30 minutes you can**
 #
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memsave_lib as ms
-from memsave_lib import formulas
+from memsave_lib import formulas, labs
 from memsave_lib.course import chunk_checks, deepspeed_peer, experiments, records
 from memsave_lib.course.env import setup
 from memsave_lib.units import human_bytes
@@ -52,8 +52,8 @@ print(here)
 # %% [markdown]
 # ## 1. How many chunks?
 #
-# A **chunk** is *m* blocks that are recomputed as one. Forward keeps the input of each chunk: *L/m* checkpoints for *L*
-# blocks. Backward brings one chunk back to life: *m* blocks with *A'* checkpoints' worth of saved bytes each. And the
+# A **chunk** is *m* blocks that are recomputed as one. Forward keeps the input of each chunk: *L/m* checkpoints for
+# *L* blocks. Backward brings one chunk back to life: *m* blocks with *A'* checkpoints' worth of saved bytes each. The
 # operation in progress needs a working set *W*: gradients of the wide layer and its weight. Together: **peak = L/m +
 # m·A' + W**, in checkpoints.
 #
@@ -97,8 +97,8 @@ marks = {root: "root of L", best: "lowest"}
 ms.plots.bytes_against("number of chunks", {"peak": predicted}, {"peak": measured}, marks, what="peak bytes")
 
 # %% [markdown]
-# The difference is 0 bytes, and the best number of chunks is not √12 but 12: one block a chunk. √L is right where a layer
-# saves no more than its input, *A'* = 1, as in the paper that it comes from. A transformer block saves **sixteen** times its
+# The difference is 0 bytes, and the best number of chunks is not √12 but 12: one block a chunk. √L is right where a
+# layer saves no more than its input, *A'* = 1, as in its paper. A transformer block saves **sixteen** times its
 # input. The minimum is at *m* = √(L/A'): **√(L·A') chunks**, at most *L*.
 #
 # *And for 80 blocks?* **Predict** it for Llama-70B's depth and width, 4,096 tokens, half precision. (Our blocks, by
@@ -122,12 +122,14 @@ print(f"root of L*A': {formulas.best_chunk_count(80, block80, unit80):.1f} chunk
 # %% [markdown]
 # √80 chunks need more than twice the best. "2 to 8 chunks for 30 to 100 layers" is advice for other layers.
 #
-# √(L·A') means chunks of 2 to 3 blocks. Of *equal* chunks 40 are best. Unequal ones do better still: 48, of which the
-# first 32 have two blocks. When backward reaches those, 16 checkpoints are gone already.
+# √(L·A') means 2 to 3 blocks a chunk. Of *equal* chunks 40 are best, of unequal ones 48: the first 32 have two
+# blocks, and when backward reaches those, 16 checkpoints are gone already.
 #
 # ## 2. Waves
 #
-# *How often does memory surge in backward (a **wave**), and which surge is the highest?*
+# *How often does memory surge in backward (a **wave**), and which surge is the highest?* The first belongs to the
+# *last* chunk: forward has just thrown it away, and backward wants it at once. *Does the peak rise if you keep it?*
+# `recompute_last=False` keeps it, like PyTorch's `checkpoint_sequential`.
 
 # %%
 three = min(3, here.n_layers)
@@ -136,12 +138,6 @@ for label, trace in traces.items():
     waves = sum(phase == "recompute" for phase, _, _ in trace.phases)
     print(f"{label}: waves in backward: {waves}; peak in {trace.peak_at}")
 ms.plots.memory_timeline(traces, x="events")
-
-# %% [markdown]
-# One wave a chunk. The first is the highest: all checkpoints are still there. Each wave ends one checkpoint lower.
-#
-# The first wave is the *last* chunk: forward has just thrown it away, and backward makes it again at once. *Does the
-# peak rise if you keep it?* `recompute_last=False` keeps it, like PyTorch's `checkpoint_sequential`.
 
 # %%
 flops = {}
@@ -157,12 +153,31 @@ print(
 )
 
 # %% [markdown]
-# The same peak, up to the gradient of one bias, and one chunk less to recompute: a third of the price.
+# One wave a chunk, the first the highest: all checkpoints are still there, and each wave ends one lower.
+#
+# With the last chunk kept the peak is the same, up to the gradient of one bias, and one chunk less runs again: a
+# third of the price.
+#
+# ### Your turn: the lab
+#
+# *These steps began with gradients in place; the lab begins without. Which wave is the highest now, and which
+# `chunks` and `seq_len` bring the peak back to the first ones?* **Predict**: a wave of *m* blocks leaves gradients,
+# 12*mh*² numbers, and takes one checkpoint, *sbh*.
+
+# %%
+lab = labs.chunks_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, three, here.device)
+lab.still()
+
+# %%
+lab
+
+# %% [markdown]
+# The last one, while *s·b* < 12*mh*. Small chunks and long sequences turn it round.
 #
 # ## 3. Bisection
 #
-# Chunks within chunks go further. Recompute the left half of the blocks as one region, treat the right half in the same
-# way, and so again inside each region. *How many checkpoints survive forward? How often is a block run again?*
+# Recompute the left half of the blocks as one region, treat the right half likewise, and so again inside each region.
+# *How many checkpoints survive forward? How often is a block run again?*
 
 
 # %%
@@ -184,15 +199,15 @@ ms.plots.plan_picture({one.label: one.plan(here.n_layers) for one in strategies[
 
 # %% [markdown]
 # (The loss keeps one checkpoint more.) For *L* a power of two, bisection has *log₂L* checkpoints and one live block,
-# for *(L/2)·log₂L* block forwards. "O(√L) or O(log L) memory for 30 % of time" names the price of *one* recomputation.
-# With 12 blocks bisection takes a quarter off the peak of one block a chunk, for two and a half times its
+# for *(L/2)·log₂L* block forwards. "O(√L) or O(log L) memory for 30 % of time" names the price of *one*
+# recomputation. With 12 blocks bisection takes a quarter off the peak of one block a chunk, for 2.5 times its
 # recomputation: checkpoints were cheap already.
 #
 # ## 4. The real DeepSpeed
 #
-# DeepSpeed has a function like PyTorch's: `deepspeed.checkpointing.checkpoint(function, x)`. *Called by the model's
-# code for each chunk, does it keep the same bytes as ours? What do saved-tensor hooks see of them?* With dropout, so
-# that the dice count. (DeepSpeed is an extra: the cell says how to install it.)
+# DeepSpeed's `deepspeed.checkpointing.checkpoint(function, x)` is like PyTorch's. *Called for each chunk, does it
+# keep the same bytes as ours? What do saved-tensor hooks see of them?* With dropout, so that the dice count.
+# (DeepSpeed is an extra: the cell says how to install it.)
 
 
 # %%
@@ -230,7 +245,7 @@ for n in [] if missing else sorted({1, three, here.n_layers}):
 
 # %% [markdown]
 # The same bytes, and every gradient equal. But hooks see nothing of DeepSpeed's: its checkpoints are attributes of an
-# autograd function. Whoever counts saved tensors misses them; live memory does not.
+# autograd function. Only live memory counts them.
 #
 # These chunks came from *calls in the model's code*. Explainers write a key into the configuration instead. *Does
 # `gradient_checkpointing` checkpoint a GPT-2? Does `activation_checkpointing`?* One step each, after
@@ -258,18 +273,19 @@ for run in [] if missing else deepspeed_peer.partitioned_activations():
 print(missing or "No error, no warning.")
 
 # %% [markdown]
-# With a `Linear` at the end the loss is right, the last chunk learns, and all chunks before it get zeros. A `Linear`'s
+# With a `Linear` at the end the loss is right, the last chunk learns, and all before it get zeros. A `Linear`'s
 # output here is a *view*, made under `no_grad`; in backward DeepSpeed finds that a view of it needs no gradient, and
-# skips it. **How to notice:** compare gradients with a plain step, or look for gradients of nothing but zeros (exercise
-# 3). (All of this ran on a CPU; not yet on a GPU.)
+# skips it. **How to notice:** compare gradients with a plain step's, or look for nothing but zeros (exercise 3). (On
+# a CPU; not yet run on a GPU.)
 #
 # ## 5. GPT-2 in three chunks
 #
-# The explainers' homework: GPT-2, 12 layers, 10 steps of 4 × 128 tokens, without and with 3 chunks. Claim C9: *2.5 GB fall
-# to 1.8 GB*. **Predict**: how much lower is the peak with 3 chunks, and with 12?
+# The explainers' homework: GPT-2, 12 layers, 10 steps of 4 × 128 tokens, without and with 3 chunks. C9: *2.5 GB fall
+# to 1.8 GB*. **Predict**: how much lower is the peak with 3 chunks? With 12?
 #
-# First a small GPT-2 with the real one's proportions (vocabulary 65 times the width, tokens two thirds of it): the whole
-# model, and its blocks alone.
+# First a small GPT-2 with the real one's proportions (vocabulary 65 times the width, tokens two thirds of it): the
+# whole model, and its blocks alone. Then training, five ways from the same start (the function raises unless the last
+# losses are equal to the bit), and the real size, recorded by `make record`.
 
 # %%
 config = {"n_layer": here.n_layers, "n_embd": here.hidden, "n_head": here.heads, "vocab_size": 65 * here.hidden}
@@ -301,15 +317,6 @@ for part in both:
 print("peaks of the whole model:", "; ".join(str(found["whole model", label].peak_at) for label in chosen))
 ms.plots.bytes_by_category({f"{part}, {label}": trace.at_peak for (part, label), trace in found.items()})
 
-# %% [markdown]
-# Blocks alone: every number of chunks has its own peak. The whole model: 3 and 12 chunks peak at the same byte. That
-# moment is in `wte`, the embedding that is also GPT-2's head: its gradient from the head, the one from the embedding, and
-# their sum are alive at once (*temporary*). No chunk touches them. The number of chunks does not show, because **the peak
-# is elsewhere**.
-#
-# Now training, five ways from the same start; the function raises unless the last losses are equal to the bit. Then the
-# real size, recorded by `make record`.
-
 
 # %% tags=["nbval-ignore-output"]
 def table(rows: list[dict]) -> pd.DataFrame:
@@ -328,17 +335,21 @@ except records.NoRecord as error:
     print(error)
 
 # %% [markdown]
-# Bytes are beyond parameters and Adam's averages; in the last column the gradients, too, were there before. Three
-# chunks, one block a chunk, Hugging Face, DeepSpeed: one peak. C9's 1.8 GB is less than parameters, gradients and Adam
-# alone: 124 M × 16 bytes = 2.0 GB. At 512 tokens, activations are the smaller part.
+# Blocks alone: every number of chunks has its own peak. The whole model: 3 and 12 chunks peak at the same byte, in
+# `wte`, the embedding that is also GPT-2's head: the gradients from both uses, and their sum, are alive at once
+# (*temporary*). No chunk touches them: **the peak is elsewhere**.
+#
+# The tables' bytes are beyond parameters and Adam's averages; in the last column, beyond gradients too. Three chunks,
+# one block a chunk, Hugging Face, DeepSpeed: one peak. C9's 1.8 GB is less than parameters, gradients and Adam alone:
+# 124 M × 16 bytes = 2.0 GB. At 512 tokens, activations are the smaller part.
 #
 # ## Exercises
 #
 # ### 1. The right number
 #
-# *Difficulty 2 of 3, 10 minutes.* Return the number of chunks with the lowest peak. Chunks are those of `ms.Chunked`:
-# sizes differ by one block at most, the larger first. While chunk *j* (from 1) is alive, the checkpoints of chunks 1 to
-# *j* are. Of equal peaks, take the one with more chunks. *W* is the same for all: leave it out.
+# *Difficulty 2 of 3, 10 minutes.* Return the number of chunks with the lowest peak; of equal peaks, that with more
+# chunks. Sizes, as in `ms.Chunked`, differ by one block at most, the larger first. While chunk *j* (from 1) is alive,
+# the checkpoints of chunks 1 to *j* are. *W* is the same for all: leave it out.
 
 
 # %%
@@ -453,4 +464,4 @@ print(chunk_checks.check_silent(silent_parameters, here))
 #
 # ## Next
 #
-# Checkpoints are few and small. Notebook 05 sends them away, and asks when a copy hides behind the computation.
+# Checkpoints are few and small. Notebook 05 sends them away, and asks when a copy hides.

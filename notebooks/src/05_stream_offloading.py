@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 Stream offloading
 #
-# Instead of computing saved activations again, you can send them to the host's memory or to a disk, and have them back in
-# time. That costs waiting, and waiting can be hidden.
+# Instead of computing saved activations again, you can send them to the host's memory or a disk, and have them back
+# in time. That costs waiting, which can be hidden.
 #
 # **After these 30 minutes you can**
 #
@@ -55,13 +55,12 @@ print(here)
 # %% [markdown]
 # ## 1. Send it away and bring it back
 #
-# *How much code does it take?* PyTorch hands each tensor that autograd saves to a function of yours and keeps what that
-# returns; in backward a second function turns it into the tensor again. Explainers show something else: a Module with a
-# `backward` method.
+# *How much code does it take?* PyTorch hands each tensor that autograd saves to a function of yours and keeps what
+# that returns; in backward a second one turns that back. Explainers show a Module with a `backward` method.
 #
 # **Predict** for each: of a block's six layers, how many outputs are alive after forward, and do weights leave too?
-# **Measure** with weak references, witnesses that keep nothing alive. (Without a GPU, copies lie in the same memory,
-# which stands in for the host's.)
+# **Measure** with weak references, which keep nothing alive. (Without a GPU, copies lie in the same memory, which
+# stands in for the host's.)
 
 
 # %%
@@ -127,10 +126,10 @@ print(f"ms.Offload(): {applied.report.offload}")
 
 # %% [markdown]
 # Autograd walks through operations, not Modules: nobody calls that `backward`. The graph still holds every tensor
-# (outputs that are only added were never saved), and a copy has come on top. Claim A6 (such code offloads) is false.
+# (outputs that are only added were never saved), and a copy comes on top. A6 (such code offloads) is false.
 #
-# Hooks free, but also send weights, which are alive anyway: such a copy only costs memory. `ms.Offload()` keeps those,
-# small tensors, the stack's input,  and the last block, which backward wants at once.
+# Hooks free, but also send weights, alive anyway: such a copy only costs memory. `ms.Offload()` keeps those, small
+# tensors, the stack's input, and the last block, which backward wants at once.
 #
 # ### Exercise: the bytes that leave
 #
@@ -176,8 +175,8 @@ print(offload_checks.check_bytes_that_leave(bytes_that_leave, here))
 # *The same bytes three times: who waits?* `prefetch=n` lets n tensors leave, or come back ahead of use, while computation
 # goes on. With 0 each copy is waited for on the spot. **Predict** how many are on their way already when backward asks.
 #
-# First measured, with your disk and threads. Then **simulated**, not yet run on a GPU: a T4 by cited figures, width
-# 4,096, 4,096 tokens in half precision.
+# First measured, with your disk. Then **simulated**, not yet run on a GPU: a T4 by cited figures, width 4,096, 4,096
+# tokens in half precision.
 
 # %%
 disk = "disk" if hasattr(os, "preadv") else "host"  # Windows lacks what a DiskStore needs
@@ -200,21 +199,26 @@ for name, one in timelines.items():
 ms.plots.stream_lanes(timelines, seconds=False)
 
 # %% [markdown]
-# With 0, copies and computation never run together. With 2, nearly all waiting is gone, for the memory of a few tensors
-# under way. (The gap is the last block's backward, which asks for nothing. Copies take a core from computing here.)
+# With 0, copies and computation never run together. With 2, nearly all waiting is gone, for a few tensors' memory.
+# (The gap is the last block's backward, which asks for nothing. Copies take a core from computing here.)
 #
 # ### Your turn: the lab
 #
-# *How fast must the link be for the waiting to vanish?* Your stack on a machine of 100 GFLOP/s, simulated: sliders
-# change the picture at once. *Run* trains a real, metered step with your own disk.
+# *How slow may the link be before computing waits: if everything leaves, and if only checkpoints do?* Your stack at
+# 100 GFLOP/s, simulated. **Predict** how far the two are apart. *Run* sends a real step's tensors to your own disk:
+# how high does memory climb in forward?
 
 # %%
-labs.offload_picture(shape, here.n_layers, bandwidth=1000, prefetch=2, seconds=False)
+lab = labs.offload_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, device=here.device)
+lab.still()
 
 # %%
-labs.offload_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, device=here.device)
+lab
 
 # %% [markdown]
+# Everything needs 64·10¹¹/(24*h* + 2*s*) bytes a second, checkpoints a sixteenth. In forward, memory climbs for the
+# last block, which stays.
+#
 # ## 3. When does it hide?
 #
 # A block of width *h* computes 24*h*² + κ*sh* FLOPs a token (κ = 2 for causal attention, 4 for full) and sends γ*h*
@@ -226,7 +230,7 @@ labs.offload_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.s
 # for all that a GPT block with dropout saves, 45.5 for Llama-2-7B's. Yours has 4 and 64: float32, no dropout.
 #
 # **Predict** for *F/B* = 2,353 (a T4), 6,326 (A100), 7,260 (H100) and *h* = 4,096: from how many tokens on does each
-# hide? And judge three claims. A1: *a 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25
+# hide? Judge three claims. A1: *a 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25
 # GB/s take 0.8 s*. A4: *offloading slows training 2–3 times with overlap, 3–5 times in practice*.
 
 # %% tags=["nbval-ignore-output"]
@@ -335,19 +339,19 @@ for keep_last in range(3):
     print(f"T4, keep_last={keep_last}: waiting at the turn is {turn / one.step_seconds:.1%} of the step")
 
 # %% [markdown]
-# Checkpoints left, the peak stayed: it sits in the first block's backward, when all other checkpoints are used up and
-# gradients have piled up beside one live block. Checkpoints weigh with many blocks and long sequences only.
+# Checkpoints left, the peak stayed: it sits in the first block's backward, when other checkpoints are used up and
+# gradients piled up beside one live block. Checkpoints weigh with many blocks and long sequences only.
 #
-# Blocks are equal, but for the stack's input. The last are wanted first: whoever sends them waits for them to leave and
-# to return. A5 is false.
+# A5 is false: blocks are equal, but for the stack's input, and the last are wanted first. Who sends them waits for
+# them to leave and to return.
 #
 # ## 5. A real disk
 #
-# *Does the process become smaller?* Ask the system for the resident memory (RSS) of a process of its own.
+# *Does the process become smaller?* Ask for the resident memory (RSS) of a process of its own.
 # (`MALLOC_MMAP_THRESHOLD_` makes it give freed memory back.)
 #
-# *And when the disk is full?* Writing happens in a thread, later. **Predict**: an error, a hang, or a wrong gradient? Here the
-# failure is injected.
+# *And when the disk is full?* Writing happens in a thread, later. **Predict**: an error, a hang, or a wrong gradient?
+# (The failure is injected.)
 
 # %% tags=["nbval-ignore-output"]
 size = disk_memory.Size(n_layers=8, hidden=256, batch=2, seq_len=1024)
@@ -376,14 +380,15 @@ except OSError as error:
 print("the next step is right:", step(ms.Offload(store=disk)) and all(map(torch.equal, gradients[-1], gradients[0])))
 
 # %% [markdown]
-# An error, within the step. And RSS fell. But beware of the **page cache**: the system keeps written pages in memory
-# while there is room. So small runs "on disk" are fast, and large ones suddenly are not.
+# An error, within the step. And RSS fell. Beware of the **page cache**: the system keeps written pages in memory
+# while there is room. Small runs "on disk" are fast, large ones suddenly not.
 #
 # ### Exercise: three bugs in ten lines
 #
-# *Difficulty 3 of 3, 15 minutes.* `send` and `bring_back` send weights. They notice nothing when a saved tensor changes in
-# place before backward: hooks switch PyTorch's own check off, and gradients are silently wrong. Whoever lets small tensors
-# stay by returning the argument itself leaks: an output holds its operation, which holds what you returned.
+# *Difficulty 3 of 3, 15 minutes.* `send` and `bring_back` send weights. They notice nothing when a saved tensor
+# changes in place before backward: hooks switch PyTorch's own check off, and gradients are silently wrong. Whoever
+# lets small tensors stay by returning the argument leaks: an output holds its operation, which holds what you
+# returned.
 #
 # Write hooks without the three bugs. `held.witness(tensor)` shares a tensor's version and none of its memory;
 # `held.check_version(witness, version, shape)` raises when the version has moved on.
@@ -468,9 +473,9 @@ for name in ("held_bytes", "peak_bytes"):
 tools
 
 # %% [markdown]
-# A10: perplexity is equal. At full size (recorded on a CPU) offloading halved the peak in about the same time, and all
-# four peaks sit in the loss: A10's other numbers are no law. Other tools (the last table) are exact too; without a GPU
-# their copies count as held, and one fails. On a GPU all this is **not yet run**.
+# A10: perplexity is equal. At full size (recorded on a CPU) offloading halved the peak in about the same time, and
+# all four peaks sit in the loss: A10's other numbers are no law. Other tools (last table) are exact too; without a
+# GPU their copies count as held, and one fails. All this is **not yet run on a GPU**.
 #
 # ## What you should have noticed
 #

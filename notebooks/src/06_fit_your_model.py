@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 06 Fit your model
 #
-# You know what a step holds, and three things to do about it: keep, recompute, offload. Here you take a model and a
-# budget, and get a plan that runs.
+# You know what a step holds, and three things to do about it: keep, recompute, offload. Here a model and a budget
+# give a plan that runs.
 #
 # **After these 30 minutes you can**
 #
@@ -20,7 +20,7 @@ from IPython.display import display
 from torch import nn
 
 import memsave_lib as ms
-from memsave_lib import devices, formulas, planner
+from memsave_lib import devices, formulas, labs, planner
 from memsave_lib.course import claims, costs, disk_timeline, fit_checks, guide, torch_budget
 from memsave_lib.course.env import setup
 from memsave_lib.units import exact_bytes, human_bytes
@@ -51,6 +51,8 @@ print(here)
 #
 # *At 131,072 tokens, batch 1, half precision: how many GiB does autograd hold at the end of forward?* **Predict.** And
 # judge claim A1: *34 GB*. `ms.estimate` trains one step on fake tensors: they have shapes, and no memory.
+#
+# *And what is the peak of Llama-3-8B (weights: 15 GiB) made of, checkpoints sent away?*
 
 # %%
 big = {}
@@ -77,13 +79,6 @@ for name, (kv_heads, ffn, vocabulary) in models.items():
         }
 pd.DataFrame(rows).T.map(human_bytes)
 
-# %% [markdown]
-# No byte was allocated, none is off. A1 counts inputs only: it holds for checkpointing, and is 23 times too low
-# otherwise.
-#
-# The last column has outgrown the one before. **Predict** the peak of Llama-3-8B with its checkpoints sent away (its
-# weights are 15 GiB), and what it is made of.
-
 # %%
 for name, size, strategy in (
     ("Llama-2-7B, checkpoints", "llama-2-7b", ms.FullCheckpoint()),
@@ -95,13 +90,19 @@ for name, one in big.items():
 ms.plots.bytes_by_category({name: one.at_peak for name, one in big.items()})
 
 # %% [markdown]
-# With checkpoints **the peak is the loss**: 188 of 208 GiB are logits of 128,256 words, three times in float32. No
-# choice for the blocks moves them; fewer tokens, or a loss in pieces, does.
+# No byte was allocated, none is off. A1 counts inputs only: it holds for checkpointing, and is 23 times too low
+# otherwise.
+#
+# The table's last column outgrows the one before: with checkpoints **the peak is the loss**. 188 of 208 GiB are
+# logits of 128,256 words, three times in float32. No choice for the blocks moves them; fewer tokens, or a loss in
+# pieces, does.
 #
 # ## 2. How much time does 40 GB cost?
 #
 # The blocks of Llama-2-7B alone, 32,768 tokens, on an A100 by cited figures. Kept, they hold 182 GiB. *With 40 GB, how
 # much longer is a step?* Recomputing all: a third (without early stop). **Predict** for each set of things to do.
+#
+# *And as the budget shrinks: where does it begin to hurt, and where does it end?*
 
 # %%
 llama = costs.llama_costs(formulas.LlamaShape(1, 32_768, 4096, 32, 32, 11_008), 32)
@@ -114,12 +115,6 @@ proof = mixed.certificate
 print(f"of the last: proved by {', '.join(proof.confirmed_by)}; blocks cut in fractions: +{proof.bound:.1%} at least")
 ms.plots.plan_picture({name: plan.plan(32) for name, plan in plans.items() if "keep" in name})
 
-# %% [markdown]
-# The mix beats each remedy alone: while blocks run again, the link brings others back. The **certificate** says: an
-# exact solver found nothing faster, and even fractions of blocks (the *linear relaxation*) would gain next to nothing.
-#
-# *And as the budget shrinks: where does it begin to hurt, and where does it end?*
-
 # %%
 curve = planner.plans_over_budgets(llama, devices.A100)
 single = {"keep all": ("keep",), "full recomputation": ("recompute",)}
@@ -128,14 +123,33 @@ marks = {name: (plan.peak_bytes, plan.certificate.overhead) for name, plan in en
 ms.plots.budget_curve(curve, marks, simulated=False)
 
 # %% [markdown]
-# Half of the memory costs nothing: copies hide. Then the price rises slowly, and explodes at the very end: the last 12
-# GiB cost more than all before. The floor is one block at work, everything else away.
+# The mix beats each remedy alone: while blocks run again, the link brings others back. The **certificate** says: an
+# exact solver found nothing faster, and even fractions of blocks (the *linear relaxation*) gain next to nothing.
+#
+# Half of the memory costs nothing: copies hide. Then the price rises slowly, and explodes at the end: the last 12 GiB
+# cost more than all before. The floor is one block at work, everything else away.
+#
+# ### Your turn: the lab
+#
+# *Your own stack, kept or recomputed: which share of keep-all's peak is the smallest budget, with short sequences and
+# with long ones? Which block is kept last?* **Predict**, then move the sliders. (Below the floor *Run* refuses.)
+
+# %%
+lab = labs.budget_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, device=here.device)
+lab.still()
+
+# %%
+lab
+
+# %% [markdown]
+# The floor is about 24*h*² numbers a block, weights and gradients, and a live block; keep-all's peak 12*h*² + 16*sbh*
+# a block. So the share falls with `seq_len`. The last block stays longest: backward wants it at once, kept or not.
 #
 # ### Exercise: the plan by hand
 #
-# *Difficulty 2 of 3, 10 minutes.* Six blocks, in seconds, GB and GB/s. Backward takes twice as long as forward. Kept, a
-# block holds `saved`; recomputed `inputs`; offloaded nothing, once its copy has left. At work each needs `saved`. Find
-# the fastest plan within the budget.
+# *Difficulty 2 of 3, 10 minutes.* Six blocks, in seconds, GB and GB/s. Backward takes twice forward's time. Kept, a
+# block holds `saved`; recomputed `inputs`; offloaded nothing, once its copy has left. At work each needs `saved`.
+# Find the fastest plan within the budget.
 
 # %%
 puzzle = fit_checks.Puzzle(n_blocks=6, forward=1, saved=6, inputs=1, link=3, budget=14)
@@ -169,10 +183,10 @@ print(fit_checks.check_placement(place, puzzle))
 #
 # ## 3. Your model
 #
-# A small GPT-2, trained with Adam. `ms.fit` profiles a fake copy, plans, and runs the plan on the copy before it hands it
-# out. *What is the smallest budget, as a share of what keep-all needs?* Ask for the impossible, and the error tells.
-# Then a budget half-way between, planned for a T4 (without a device, `ms.fit` times your own). **Predict** the difference
-# between the peak that is planned and the one in training.
+# A small GPT-2, trained with Adam. `ms.fit` profiles a fake copy, plans, and runs the plan on the copy before it
+# hands it out. *Where is the floor now?* Ask for the impossible, and the error tells. Then a budget half-way between,
+# planned for a T4 (without a device, `ms.fit` times your own). **Predict** the difference between planned and trained
+# peak.
 
 
 # %%
@@ -215,11 +229,11 @@ twin = copy.deepcopy(model)
 print("every loss equal to keep-all's:", train(model, strategy) == train(twin, ms.KeepAll()))
 
 # %% [markdown]
-# The error names the floor and what sets it. And the difference is 0 bytes, once Adam has its state (the first step is
-# still without), in the same training to the last bit.
+# The error names the floor and what sets it. And the difference is 0 bytes once Adam has its state, after the first
+# step, in the same training to the last bit.
 #
-# *How good is such a plan among all strategies of this course?* The planner decides per block. **Predict**: which
-# strategy will beat its plans, and how? Here a stack of blocks, everything measured.
+# *Which strategy of this course beats such plans, and how?* The planner decides per block. **Predict.** Here a stack
+# of blocks, all measured.
 
 # %%
 stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
@@ -240,14 +254,14 @@ ms.plots.trade_off(options, memory="peak")
 
 # %% [markdown]
 # Per block nothing beats the plans. "Plan, 1 kept" has full checkpointing's peak for less: it keeps the last block,
-# which backward wants at once. But cheap operations, recomputed *inside* each block (notebook 03), win at the top: the
-# planner does not know them.
+# as in the lab. But cheap operations, recomputed *inside* each block (notebook 03), win at the top: the planner does
+# not know them.
 #
 # ### Exercise: the floor
 #
-# *Difficulty 2 of 3, 10 minutes.* A budget has a floor, whatever time it costs. `held[i]` are the bytes that block *i* holds
-# until backward, kept, recomputed, or offloaded (what is too small to leave stays). At work it needs `need[i]` bytes,
-# its own included. Between forward and backward head and loss need `turn`. What is the smallest budget?
+# *Difficulty 2 of 3, 10 minutes.* `held[i]` are the bytes that block *i* holds until backward, kept, recomputed, or
+# offloaded (what is too small to leave stays). At work it needs `need[i]` bytes, its own included. Between forward
+# and backward head and loss need `turn`. What is the smallest budget?
 
 
 # %%
@@ -284,6 +298,9 @@ print(fit_checks.check_floor(smallest_budget, here))
 #
 # The planner takes copies for a fluid. Real tensors travel whole, and while they do, they take memory. The simulator
 # knows. *What does it say of the 9 % plan for 40 GB?* **Predict.**
+#
+# It has a model too: then your disk, predicted and measured, beside two measurements of this machine. *How wrong is
+# its step time?*
 
 # %%
 rows = {}
@@ -301,14 +318,6 @@ for budget in ("40 GB", "100 GB"):
 display(pd.DataFrame(rows).T)
 ms.plots.budget_curve(curve, marks, mix=False)
 
-# %% [markdown]
-# 32 %: as slow as recomputing everything! The plan fills the budget to the last byte, so one tensor at a time may travel.
-# `fastest_in_simulation`, which `ms.fit` uses, leaves room for several and gets 10 %. **A proof holds for its model
-# only.** (None of this has run on a GPU yet.)
-#
-# And the simulator? It has a model too. Your disk, predicted and measured; and how well two measurements of this machine
-# agree. **Predict** the error of the step time.
-
 # %% tags=["nbval-ignore-output"]
 first, second = (devices.measure("cpu", seconds=0.5) for _ in range(2))
 for one in devices.agree(first, second):
@@ -318,13 +327,17 @@ for one in devices.agree(first, second):
 print(disk_timeline.why_not() or textwrap.fill(disk_timeline.compare(machine=second).sentence, 100))
 
 # %% [markdown]
-# Copies and their order are as predicted. Times are not: hooks take time, and copying takes a core from computing. Plan
-# with simulations; decide with a measurement.
+# 32 %: as slow as recomputing everything! The plan fills the budget to the last byte, so tensors travel one at a
+# time. `fastest_in_simulation`, which `ms.fit` uses, leaves room for several and gets 10 %. **A proof holds for its
+# model only.** (Not yet run on a GPU.)
+#
+# Your disk's copies and their order are as predicted, times are not: hooks take time, and copying takes a core from
+# computing. Plan with simulations; decide with a measurement.
 #
 # ## 5. torch's own budget
 #
-# `torch.compile` has a knob for the same trade, `activation_memory_budget`, from 1 to 0. *Does 0.5 halve the peak? Does a
-# smaller budget always lower it?* Recorded, on six of the course's blocks:
+# `torch.compile` has a knob for the same trade, `activation_memory_budget`, from 1 to 0. *Does 0.5 halve the peak?
+# Does a smaller budget always lower it?* Recorded, on six course blocks:
 
 # %%
 ways = torch_budget.recorded(torch_budget.STACK)
@@ -332,8 +345,8 @@ print(torch_budget.findings(ways))
 torch_budget.budget_table(ways)
 
 # %% [markdown]
-# It is a share of what the *compiled* step saves, tensor by tensor, and no bytes. At 0 everything comes back at once, and
-# the peak is that of keeping all. It wins at 0.7: no extra matrix product, and less held than with our cheap operations,
+# It is a share of what the *compiled* step saves, tensor by tensor, and no bytes. At 0 everything comes back at once:
+# the peak is keep-all's. It wins at 0.7: no extra matrix product, and less held than with our cheap operations,
 # because it cuts anywhere. It sends nothing away.
 #
 # ## 6. The ledger
@@ -349,8 +362,7 @@ for verdict, ids in ledger.id.groupby(kinds, sort=False):
 guide.LongTable(ledger)
 
 # %% [markdown]
-# Hardly any holds as stated. Nearly half hold under a condition that nobody states: *of what? how long a text? who
-# waits?*
+# Hardly any holds as stated; nearly half do under a condition nobody states: *of what? how long a text? who waits?*
 #
 # ## 7. A page to keep
 #
@@ -378,8 +390,8 @@ print("\nLlama-2-7B, on a server:", *guide.advise(*seven, theirs, devices.A100, 
 #
 # ### Exercise: what first?
 #
-# *Difficulty 1 of 3, 5 minutes.* You have estimates of a step under keep-all and under full checkpointing. Return
-# `"blocks"` where checkpointing takes a tenth off the peak or more. If not: `"weights"` where parameters, gradients and
+# *Difficulty 1 of 3, 5 minutes.* From estimates of a step under keep-all and full checkpointing, return `"blocks"`
+# where checkpointing takes a tenth off the peak or more. If not: `"weights"` where parameters, gradients and
 # optimizer state are half of what is left, else `"loss"`.
 
 
@@ -416,9 +428,9 @@ print(fit_checks.check_attack_first(attack_first, kept, checkpointed))
 #
 # - A model that fits nowhere can be counted to the byte. With checkpoints and long texts, the loss is the peak.
 # - Half of the memory is nearly free, the last few bytes are not; the mix beats each remedy alone.
-# - A plan's peak is exact. Its time is a model's, and proofs hold within the model.
+# - A plan's peak is exact; its time and its proof are a model's.
 # - A claim without its condition is half a claim.
 #
 # ## Next
 #
-# Here the course ends for one device; sharing one model among several is to come. Take `ms.fit` with you, and measure.
+# Here the course ends for one device; several are to come. Take `ms.fit` with you, and measure.
