@@ -9,7 +9,7 @@
 #   make record       run the long experiments at full size and write data/records (ARGS=gpt2_chunks for one)
 #   make ledger       check the explainers' claims again and write data/claims.json and their table in README.md
 #   make colab-kernel the kernel with the widgets of Colab, on which `make test` runs every notebook once
-#   make screenshots  pictures of the notebooks in a browser, light and dark (NOTEBOOK="notebooks/01_activations.ipynb")
+#   make screenshots  pictures of notebooks and labs in a browser, light and dark (NOTEBOOK=03 for one, ARGS=--labs)
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -1,6 +1,8 @@
 """Figures of the course: each function turns data into a picture and a sentence that holds its numbers.
 
-Nothing here touches a model, and nothing keeps state: figures are built without pyplot, so that any thread may draw.
+Nothing here touches a model. Functions keep no state; the pictures of labs, classes, keep a figure that they draw again
+and again, because making one takes longer than a reader's key may. Figures are built without pyplot, so that any thread
+may draw.
 Colors are those of Okabe and Ito, which people with any kind of color vision can tell apart; hatches, markers and
 line styles repeat what the color says. Memory is drawn in binary units, with one unit for the whole figure.
 """
