@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from nbformat import NotebookNode
 
@@ -129,6 +130,16 @@ def figures_say_their_numbers(notebook: NotebookNode) -> Iterator[str]:
                 yield f"the figure of code cell {number} has no sentence beside it, only {data.get('text/plain')!r}"
 
 
+def labs_have_a_still(notebook: NotebookNode) -> Iterator[str]:
+    """Who reads without running sees, in the cell before a lab, its starting state and a sentence with the numbers."""
+    cells = code_cells(notebook)
+    for before, cell in pairwise(cells):
+        if any(text.startswith("A lab with") for text in output_texts(cell)):
+            found = [output.get("data", {}) for output in before.outputs]
+            if not any("image/png" in data and "bytes" in data.get("text/plain", "") for data in found):
+                yield f"no picture with its bytes in words stands before the lab {cell.source[:50]!r}"
+
+
 def parameters_first(notebook: NotebookNode) -> Iterator[str]:
     cells = code_cells(notebook)
     found = [number for number, cell in enumerate(cells, start=1) if "parameters" in tags(cell)]
@@ -175,6 +186,7 @@ RULES = (
     unique_ids,
     nothing_variable,
     figures_say_their_numbers,
+    labs_have_a_still,
     parameters_first,
     right_number_of_cells,
     right_number_of_words,

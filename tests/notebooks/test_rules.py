@@ -39,6 +39,12 @@ def test_a_good_notebook_has_no_faults() -> None:
     assert [fault for rule in (*rules.RULES, rules.short_code) for fault in rule(good())] == []
 
 
+def test_a_lab_with_a_still_has_no_fault() -> None:
+    notebook = good()
+    lab({"image/png": "", "text/plain": "Predicted: saved 8 bytes."})(notebook)
+    assert list(rules.labs_have_a_still(notebook)) == []
+
+
 def says(text: str) -> Callable[[NotebookNode], None]:
     def change(notebook: NotebookNode) -> None:
         rules.code_cells(notebook)[4].outputs = [new_output("stream", name="stdout", text=text)]
@@ -67,7 +73,18 @@ def figure(text: str) -> Callable[[NotebookNode], None]:
     return last_code(outputs=[new_output("display_data", data={"image/png": "", "text/plain": text})])
 
 
+def lab(still: dict[str, str]) -> Callable[[NotebookNode], None]:
+    def change(notebook: NotebookNode) -> None:
+        *_, before, last = rules.code_cells(notebook)
+        before.outputs = [new_output("execute_result", data=still)]
+        last.outputs = [new_output("execute_result", data={"text/plain": "A lab with sliders for seq_len: run it."})]
+
+    return change
+
+
 FAULTS = [
+    (rules.labs_have_a_still, lab({"text/plain": "8 bytes"}), "no picture with its bytes in words"),
+    (rules.labs_have_a_still, lab({"image/png": "", "text/plain": "a picture"}), "no picture with its bytes in words"),
     (rules.executed_in_order, last_code(execution_count=None), "code cell 11 has the execution count None"),
     (rules.executed_in_order, last_code(execution_count=40), "code cell 11 has the execution count 40"),
     (rules.one_title, markdown("# Another"), "one heading of level 1, found 2"),
