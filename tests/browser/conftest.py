@@ -27,6 +27,7 @@ from playwright.sync_api import Browser
 
 import build
 from tests.browser import lab
+from tests.browser.lab_cases import six_labs
 
 MISSING = "no Chromium on this machine: install it, or name one in the variable CHROMIUM"
 
@@ -65,22 +66,60 @@ class Opener(Protocol):
     ) -> lab.NotebookPage: ...
 
 
+@pytest.fixture(scope="session")
+def open_pages() -> list[lab.NotebookPage]:
+    """All that are open now."""
+    return []
+
+
 @pytest.fixture
-def open_notebook(browser: Browser, lab_server: lab.LabServer) -> Iterator[Opener]:
+def open_notebook(browser: Browser, lab_server: lab.LabServer, open_pages: list[lab.NotebookPage]) -> Iterator[Opener]:
     """For one test: a tab and a kernel of its own for each notebook."""
-    with _opener(browser, lab_server) as opener:
+    with _opener(browser, lab_server, open_pages) as opener:
         yield opener
 
 
 @pytest.fixture(scope="module")
-def open_shared(browser: Browser, lab_server: lab.LabServer) -> Iterator[Opener]:
+def open_shared(browser: Browser, lab_server: lab.LabServer, open_pages: list[lab.NotebookPage]) -> Iterator[Opener]:
     """The same for fixtures that serve all tests of a module: opening takes longer than most of what is tested."""
-    with _opener(browser, lab_server) as opener:
+    with _opener(browser, lab_server, open_pages) as opener:
         yield opener
 
 
+@pytest.fixture(scope="session")
+def labs_page(
+    browser: Browser, lab_server: lab.LabServer, open_pages: list[lab.NotebookPage]
+) -> Iterator[lab.NotebookPage]:
+    """The six labs in one notebook, for the tests of all modules: see :func:`lab_cases.at_the_beginning`."""
+    with _opener(browser, lab_server, open_pages) as opener:
+        page = opener(six_labs())
+        page.run_all()
+        yield page
+
+
+@pytest.fixture
+def nothing_reported(open_pages: list[lab.NotebookPage]) -> Iterator[None]:
+    """Fails a test during which a page that stays open has reported an error on its console."""
+    before = {page.path: len(page.problems) for page in open_pages}
+    yield
+    assert [problem for page in open_pages for problem in page.problems[before.get(page.path, 0) :]] == []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how fast the labs were."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    found = [value for report in reports for name, value in report.user_properties if name == "latency"]
+    if found:
+        terminalreporter.section("From a key to the new pictures of a lab")
+    for one in found:
+        terminalreporter.line(
+            f"{one['lab']}: {one['idle_ms']:.0f} ms idle (the first picture {one['first_ms']:.0f} ms), "
+            f"{one['running_ms']:.0f} ms during a run (median of {one['presses']})"
+        )
+
+
 @contextmanager
-def _opener(browser: Browser, server: lab.LabServer) -> Iterator[Opener]:
+def _opener(browser: Browser, server: lab.LabServer, open_pages: list[lab.NotebookPage]) -> Iterator[Opener]:
     pages: list[lab.NotebookPage] = []
 
     def open_it(notebook: str | NotebookNode, environment: Mapping[str, str] | None = None) -> lab.NotebookPage:
@@ -93,10 +132,12 @@ def _opener(browser: Browser, server: lab.LabServer) -> Iterator[Opener]:
         elif environment:
             raise ValueError(f"{notebook} is committed with its kernel: only a test's own notebook takes variables")
         pages.append(lab.open_page(server, browser, path))
+        open_pages.append(pages[-1])
         return pages[-1]
 
     try:
         yield open_it
     finally:
         for page in pages:
+            open_pages.remove(page)
             page.close()

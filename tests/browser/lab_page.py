@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 
 from playwright.sync_api import Locator
@@ -55,7 +56,17 @@ class LabPage:
             raise TimeoutError(f"{result['failure']}: no sentence begins with {start!r}; the lab says {result['all']}")
         return result["found"]
 
+    def wait_until_idle(self, seconds: float = SECONDS) -> None:
+        """Wait until no step runs: Run can be pressed, and Stop cannot."""
+        run, stop = self.button("Run"), self.button("Stop")
+        wait_for(lambda: run.is_enabled() and stop.is_disabled(), "Run instead of Stop", seconds)
+
     # The keyboard
+
+    @property
+    def focused(self) -> str | None:
+        """What has the focus, as in :meth:`tab_stops`; None when that is not in the lab."""
+        return self.root.evaluate(latency.FOCUSED)
 
     def burst(self, handle: Locator, keys: Sequence[str]) -> None:
         """Focus a control and press many keys without waiting for what they do."""
@@ -72,13 +83,17 @@ class LabPage:
     def keys_to(self, name: str, value: object) -> Iterator[str]:
         """The keys that bring a slider to ``value``, each to be pressed before the next is asked for.
 
-        To the right, or to the left where the slider shows a larger number. Raises ValueError at the slider's end.
+        To the right, or to the left where the slider shows a larger number; to a name from the first on. Raises
+        ValueError at the slider's end.
         """
         handle = self.slider(name)
         handle.scroll_into_view_if_needed()
         handle.focus()
         passed = [self._shown(name)]
         key = "ArrowLeft" if _number(passed[0]) > _number(str(value)) else "ArrowRight"
+        if passed[0] != str(value) and isnan(_number(str(value))):
+            yield "Home"
+            passed.append(self._shown(name))
         while passed[-1] != str(value):
             position = handle.get_attribute("aria-valuenow")
             yield key
@@ -97,7 +112,7 @@ class LabPage:
         """
         self.root.locator(".noUi-handle").first.focus()
         stops: list[str] = []
-        while len(stops) < most and (stop := self.root.evaluate(latency.FOCUSED)) is not None:
+        while len(stops) < most and (stop := self.focused) is not None:
             stops.append(stop)
             if stop == until:
                 return stops
