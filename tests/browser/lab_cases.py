@@ -147,12 +147,8 @@ def fastest(seq_len: int, percent: int) -> Step:
     return replace(kept, strategy=plan)
 
 
-def _named(**choices: ms.Strategy) -> dict[str, ms.Strategy]:
-    return {name.replace("_", " "): strategy for name, strategy in choices.items()}
-
-
-KEPT_OR_NOT = _named(keep_all=ms.KeepAll(), recompute=ms.FullCheckpoint())
-SENT = _named(everything=ms.KeepAll(), inputs=ms.FullCheckpoint())
+KEPT_OR_NOT = {"keep all": ms.KeepAll(), "checkpoint": ms.FullCheckpoint()}
+SENT = {"everything": ms.KeepAll(), "checkpoints": ms.FullCheckpoint()}
 
 CASES = {
     "activations": LabCase(
@@ -167,7 +163,7 @@ CASES = {
     ),
     "checkpointing": LabCase(
         f"labs.checkpointing_lab{SIZES}",
-        {"strategy": "recompute", "seq_len": SEQ_LEN, "n_layers": L},
+        {"strategy": "checkpoint", "seq_len": SEQ_LEN, "n_layers": L},
         lambda v: Step(KEPT_OR_NOT[v["strategy"]], v["seq_len"], v["n_layers"]),
         {"strategy": "keep all", "seq_len": 128, "n_layers": 7},
         "n_layers", range(7, 13),
@@ -192,7 +188,7 @@ CASES = {
         lambda v: Step(
             ms.Offload(SENT[v["Run sends"]], store="disk", prefetch=v["prefetch"]), v["seq_len"]
         ),
-        {"bandwidth": 250, "seq_len": 1024, "prefetch": 0, "Run sends": "inputs"},
+        {"bandwidth": 250, "seq_len": 1024, "prefetch": 0, "Run sends": "checkpoints"},
         "bandwidth", (500, 1000, 2000, 4000, 8000, 16000), "MB/s",
     ),
     "budget": LabCase(
