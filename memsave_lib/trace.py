@@ -43,6 +43,15 @@ class Place:
     def __str__(self) -> str:
         return ", ".join(part for part in (self.phase, self.module, self.op) if part)
 
+    @property
+    def in_words(self) -> str:
+        """Without the names of lists: ``"backward, block 5, down"``; outside of every module the operation."""
+        path = self.module.split(".")
+        at = next((i for i, part in enumerate(path) if part.isdecimal()), None)
+        block = [] if at is None else [f"block {path[at]}"]
+        within = ".".join(path if at is None else path[at + 1 :])
+        return ", ".join(part for part in (self.phase, *block, within or ("" if block else self.op)) if part)
+
 
 @dataclass(slots=True)
 class StorageFacts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -40,9 +42,9 @@ def sentence_at(bandwidth: int, seq_len: int, prefetch: int) -> str:
 
 def test_sliders_move_the_simulated_picture_at_once() -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
-    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 2, SENT: "everything"}
+    assert lab.values == {BANDWIDTH: 1000, "seq_len": 256, "prefetch": 4, SENT: "everything"}
     seen = {lab.prediction.value}
-    for bandwidth, seq_len, prefetch in ((125, 256, 2), (16000, 512, 2), (16000, 512, 0), (2000, 1024, 4)):
+    for bandwidth, seq_len, prefetch in ((125, 256, 4), (16000, 512, 4), (16000, 512, 0), (30, 1024, 2)):
         values = {BANDWIDTH: bandwidth, "seq_len": seq_len, "prefetch": prefetch}
         for name, value in values.items():
             lab.sliders[name].value = value
@@ -55,8 +57,8 @@ def test_sliders_move_the_simulated_picture_at_once() -> None:
     assert len(seen) == 5
 
 
-def test_the_bandwidths_are_steps_of_two() -> None:
-    assert all(after == 2 * before for before, after in zip(BANDWIDTHS, BANDWIDTHS[1:], strict=False))
+def test_the_bandwidths_double_or_nearly_so() -> None:
+    assert all(2 <= after / before < 2.1 for before, after in pairwise(BANDWIDTHS))
     lab = offload_lab(**SHAPE, seq_len=256)
     assert [value for _, value in lab.sliders[BANDWIDTH].options] == list(BANDWIDTHS)
     assert [value for _, value in lab.sliders["prefetch"].options] == [0, 1, 2, 3, 4]
@@ -68,7 +70,7 @@ def test_the_bandwidths_are_steps_of_two() -> None:
         (256, 2, "everything", ms.KeepAll()),
         (256, 0, "everything", ms.KeepAll()),
         (64, 1, "everything", ms.KeepAll()),
-        (256, 2, "inputs", ms.FullCheckpoint()),
+        (256, 2, "checkpoints", ms.FullCheckpoint()),
     ],
 )
 def test_run_sends_what_was_predicted(seq_len: int, prefetch: int, leaves: str, strategy: ms.Strategy) -> None:
@@ -88,10 +90,11 @@ def test_run_sends_what_was_predicted(seq_len: int, prefetch: int, leaves: str, 
         stack(x).sum().backward()
     traffic = applied.report.offload
     assert traffic.moved.bytes == sent
-    setting = f"bandwidth 1000 MB/s, seq_len {seq_len}, prefetch {prefetch}, Run sends {leaves}"
+    setting = f"seq_len {seq_len}, prefetch {prefetch}, Run sends {leaves}"
     assert read(lab.status) == (
         f"Run 1 at {setting}: saved {exact_bytes(saved)}, 0 bytes off the prediction; sent {exact_bytes(sent)}, "
-        f"0 bytes off the prediction. The peak is in {plots.place(run.trace)}. {traffic.moved.tensors} tensors left, "
+        f"0 bytes off the prediction. The peak is in {run.trace.peak_at.in_words}. "
+        f"{traffic.moved.tensors} tensors left, "
         f"{traffic.prefetch_hits} were on their way back when asked for."
     )
     assert (traffic.prefetch_hits == 0) == (prefetch == 0)
@@ -130,10 +133,20 @@ def test_the_static_picture_shows_the_same_without_seconds() -> None:
 def test_the_still_is_the_static_picture() -> None:
     lab = offload_lab(**SHAPE, seq_len=256)
     lab.sliders[BANDWIDTH].value = 125
-    assert lab.still().sentence == offload_picture(shape_at(256), 4, 1000, 2, seconds=False).sentence
+    assert lab.still().sentence == offload_picture(shape_at(256), 4, 1000, 4, seconds=False).sentence
 
 
 def test_a_lab_says_its_sliders() -> None:
-    assert repr(offload_lab(**SHAPE, seq_len=256)) == (
-        "A lab with sliders for bandwidth and seq_len and prefetch and Run sends: run this cell, move them, press Run."
+    lab = offload_lab(**SHAPE, seq_len=256)
+    assert " ".join(repr(lab).split()) == (
+        "A lab with sliders for bandwidth and seq_len and prefetch and Run sends: run this cell, move them, press Run. "
+        + lab.still().sentence
     )
+
+
+def test_the_bandwidth_is_nothing_that_a_real_step_depends_on() -> None:
+    lab = offload_lab(**SHAPE, seq_len=64)
+    lab.run_button.click()
+    lab.wait()
+    lab.sliders[BANDWIDTH].value = 125
+    assert "bandwidth 125 MB/s" in alt(lab.memory) and ": Peak " in alt(lab.memory), "the run is shown still"

@@ -163,12 +163,12 @@ def test_each_region_that_runs_again_has_its_mark(strategy: ms.Strategy, regions
 
 def test_a_run_says_its_peak_as_predicted_or_with_what_was() -> None:
     shown = plots.MemoryPicture().draw(SCENES["run"])
-    where = plots.place(TRACE)
+    where = TRACE.peak_at.in_words
     assert TRACE.peak_bytes == PEAK != KEPT_PEAK
     assert f"peak {human_bytes(PEAK)}, as predicted\n{where}" in texts(shown.figure)
     assert not any(text.startswith("predicted peak") for text in texts(shown.figure))
     assert f"budget {human_bytes(PEAK)}" in texts(shown.figure) and "run 1" in texts(shown.figure)
-    assert shown.sentence.startswith(f"Peak {exact_bytes(PEAK)} in {where}; ")
+    assert shown.sentence.startswith(f"Peak {exact_bytes(PEAK)} in {plots.place(TRACE)}; ")
     first = {}
     for event in TRACE.events:
         first.setdefault((event.phase, event.block), event.seconds - TRACE.events[0].seconds)

@@ -19,6 +19,7 @@ from memsave_lib._compat.autograd import (
 )
 from memsave_lib._compat.compiler import (
     compile_under_budgets,
+    load_checkpointing,
 )
 from memsave_lib._compat.fake_tensors import (
     FAKE_TENSORS_HAVE_NO_VALUES,
@@ -74,6 +75,7 @@ __all__ = [
     "is_fake",
     "is_mutable",
     "labels_per_sequence",
+    "load_checkpointing",
     "masks_are_uncertain",
     "model_from_config",
     "other_hooks_are_innermost",

@@ -50,3 +50,8 @@ def compile_under_budgets(
         return call
 
     return [calling(compiled) for compiled in made]
+
+
+def load_checkpointing() -> None:
+    """``torch.utils.checkpoint`` imports torch's compiler at its first call, which takes seconds: do that now."""
+    import torch._dynamo  # noqa: F401

@@ -26,7 +26,7 @@ def activations_lab(
             from a quarter to four times.
         device: where the step runs. The peak is predicted on a CPU only.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     def chosen(values: Values) -> StackStep:
         sizes = {name: values[name] for name in ("seq_len", "n_layers", "batch_size")}

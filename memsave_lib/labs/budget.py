@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from memsave_lib import planner
+from memsave_lib.arguments import whole_number
 from memsave_lib.course.costs import stack_model_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs.component import Lab
@@ -17,7 +18,7 @@ from memsave_lib.strategies import KeepAll
 from memsave_lib.units import human_bytes
 
 BUDGET = "budget"
-PERCENT = range(30, 101, 10)
+PERCENT = range(20, 101, 10)
 #: How fast it computes does not matter where nothing is sent away.
 ANY_DEVICE = Device("any device", flops=1.0)
 
@@ -38,7 +39,8 @@ def budget_lab(
         seq_len, percent: where the sliders start; the budget is this share of the peak of a step that keeps all.
         device: where the step runs. Plans are those for a CPU, which hold on a GPU up to what its kernels save more.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    whole_number("percent", percent)
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     @cache
     def budget_bytes(seq_len: int, percent: int) -> int:
@@ -59,7 +61,9 @@ def budget_lab(
         chosen = values["seq_len"], values[BUDGET]
         budget, found = budget_bytes(*chosen), plan(*chosen)
         if isinstance(found, planner.BelowTheFloor):
-            return Prediction(0, None, 0, budget_bytes=budget, obstacle=f"{found}.")
+            share = found.floor_bytes / budget_bytes(values["seq_len"], 100)
+            said = f"{found}. That is {share:.0%} of what keeping all needs."
+            return Prediction(0, None, 0, budget_bytes=budget, obstacle=said)
         kept = ", ".join(str(index) for index, action in enumerate(found.actions) if action == "keep")
         said = f"Within {human_bytes(budget)} the fastest plan keeps {f'blocks {kept}' if kept else 'no block'}."
         return replace(start, seq_len=values["seq_len"]).predict(found.plan(n_layers), budget, said)

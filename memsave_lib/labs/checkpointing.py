@@ -11,7 +11,7 @@ from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
 from memsave_lib.labs.stack_step import StackStep, lengths_around, up_to_twice
 from memsave_lib.strategies import FullCheckpoint, KeepAll
 
-STRATEGIES = {"keep all": KeepAll(), "recompute": FullCheckpoint()}
+STRATEGIES = {"keep all": KeepAll(), "checkpoint": FullCheckpoint()}
 
 
 def checkpointing_lab(
@@ -25,7 +25,7 @@ def checkpointing_lab(
             to four times, so that gradients can outweigh activations.
         device: where the step runs. The peak is predicted on a CPU only.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     def chosen(values: Values) -> StackStep:
         return replace(start, seq_len=values["seq_len"], n_layers=values["n_layers"])
@@ -37,7 +37,7 @@ def checkpointing_lab(
         return chosen(values).job(STRATEGIES[values["strategy"]])
 
     sliders = (
-        Slider("strategy", tuple(STRATEGIES), "recompute"),
+        Slider("strategy", tuple(STRATEGIES), "checkpoint"),
         Slider("seq_len", lengths_around(seq_len, halvings=4), seq_len),
         Slider("n_layers", up_to_twice(n_layers), n_layers),
     )

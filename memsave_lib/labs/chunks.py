@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from memsave_lib.arguments import whole_number
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
 from memsave_lib.labs.stack_step import StackStep, lengths_around
@@ -32,7 +33,8 @@ def chunks_lab(
             number of blocks.
         device: where the step runs. The peak is predicted on a CPU only.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    whole_number("chunks", chunks)
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     def strategy(values: Values) -> Chunked:
         return Chunked(values["chunks"], recompute_last=LAST_CHUNK[values["the last chunk"]])
@@ -52,4 +54,4 @@ def chunks_lab(
         Slider("seq_len", lengths_around(seq_len), seq_len),
         Slider("the last chunk", tuple(LAST_CHUNK), "runs again"),
     )
-    return Lab(LabConfig(sliders, "chunks", predict, prepare, start.free_bytes, same_scale="chunks"))
+    return Lab(LabConfig(sliders, "chunks", predict, prepare, start.free_bytes))

@@ -7,6 +7,7 @@ pictures are mute to a screen reader. Only what ipywidgets 7.7 and 8 have in com
 from __future__ import annotations
 
 import os
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from memsave_lib import plots
+from memsave_lib import _compat, plots
 from memsave_lib.labs.config import LabConfig, Prediction, Run, Values
 from memsave_lib.labs.markup import key, paragraph, table
 from memsave_lib.labs.pictures import Pictures
 from memsave_lib.meter import MemoryMeter, Stopped
 from memsave_lib.runner import apply
+from memsave_lib.strategies import KeepAll
 from memsave_lib.units import exact_bytes, human_bytes
 
 PRESS_RUN = "MEMSAVE_PRESS_RUN"  # "1" in the environment: every lab presses its own Run, and fails if the run does
@@ -37,6 +39,7 @@ class Lab:
         self.runs: list[Run] = []
         self.error: BaseException | None = None
         self.running = False
+        self._starting = threading.Lock()
         self._stop = threading.Event()
         self._meter = MemoryMeter()
         self._threads: ThreadPoolExecutor | None = None
@@ -74,7 +77,10 @@ class Lab:
             self.wait()
 
     def __repr__(self) -> str:
-        return f"A lab with sliders for {' and '.join(self.sliders)}: run this cell, move them, press Run."
+        """For who reads without running: the numbers of the starting state too."""
+        names = " and ".join(self.sliders)
+        said = f"A lab with sliders for {names}: run this cell, move them, press Run. {self.still().sentence}"
+        return textwrap.fill(said, 110)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.view.model_id}
@@ -93,22 +99,32 @@ class Lab:
 
     def run(self) -> None:
         """Train one step with the sliders' values in a thread of its own. While one is running: nothing."""
-        if self.running:
-            return
+        with self._starting:
+            if not self.running:
+                self._start()
+
+    def _start(self) -> None:
         self.error = None
         values = self.values
         prediction = self._pictures.predict(values)
         if obstacle := prediction.obstacle or self._too_large(prediction):
-            self._say(f"Refused at {self.config.say(values)}: {obstacle}", alarm=True)
+            self._say(f"Refused at {self.config.say_step(values)}: {obstacle}", alarm=True)
             return
         self._stop = threading.Event()
         self._meter = MemoryMeter()
         self._set_running(True)
-        self._say(f"Running at {self.config.say(values)}.")
+        self._say(f"Running at {self.config.say_step(values)}.")
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lab")
-        work = self._threads.submit(self._train, values, prediction, self._stop)
-        self._threads.submit(self._follow, work, values)
-        self._threads.shutdown(wait=False)  # both threads end with their work
+        followed = False
+        try:
+            work = self._threads.submit(self._train, values, prediction, self._stop)
+            self._threads.submit(self._follow, work, values)
+            followed = True
+        finally:
+            self._threads.shutdown(wait=False)  # both threads end with their work
+            if not followed:  # there was no thread to be had
+                self.stop()
+                self._set_running(False)
 
     def _too_large(self, prediction: Prediction) -> str:
         free = self.config.free_bytes()
@@ -145,6 +161,8 @@ class Lab:
 
     def _train(self, values: Values, prediction: Prediction, stop: threading.Event) -> Run:
         job = self.config.prepare(values)
+        if job.strategy != KeepAll():
+            _compat.load_checkpointing()  # outside of the meter, and before anybody waits for the first operation
         self._meter = MemoryMeter(job.model, stop=stop)
         try:
             with apply(job.model, job.strategy) as applied, self._meter:
@@ -158,20 +176,23 @@ class Lab:
 
     def _follow(self, work: Future[Run], values: Values) -> None:
         """Draw the memory of a running step until it ends, then what came of it."""
-        with _Guard(self):
+        with _Guard(self, BaseException):
             while wait([work], timeout=FRAME_SECONDS).not_done:
                 live = self._draw_progress(values)
-                self._say(f"Running at {self.config.say(values)}: {human_bytes(live)} live now.")
+                self._say(f"Running at {self.config.say_step(values)}: {human_bytes(live)} live now.")
             error = work.exception()
             if isinstance(error, Stopped):
                 live = self._draw_progress(values)
-                self._say(f"Stopped at {self.config.say(values)}, with {human_bytes(live)} live.")
+                self._say(f"Stopped at {self.config.say_step(values)}, with {human_bytes(live)} live.")
+                if self.config.say_step(self.values) != self.config.say_step(values):
+                    self.memory.value = self._pictures.memory(self.values, self.runs)
             elif error is not None:
                 self.fail(error)
             else:
                 self._finish(work.result())
         self._stop.set()  # if drawing has failed, the step goes no further either
         wait([work])
+        self._meter = MemoryMeter()  # the other one holds on to the model
         self._set_running(False)
 
     # What the reader sees
@@ -193,7 +214,7 @@ class Lab:
         with self._pictures.pen:
             picture, sentence = self._pictures.prediction(self.values, self.runs)
             self.prediction.value = picture
-            self.predicted.value = paragraph(sentence)
+            self.predicted.value = paragraph(sentence, lines=2)
 
     def _draw_progress(self, values: Values) -> int:
         """Bytes that live at the end of what is drawn."""
@@ -210,16 +231,15 @@ class Lab:
             f"{what} {exact_bytes(found)}, {found - expected:,} bytes off the prediction"
             for what, expected, found in run.comparisons
         ]
-        where = plots.place(run.trace)
+        where = run.trace.peak_at.in_words
         remark = f" {run.remark}" if run.remark else ""
-        name = f"Run {run.number} at {self.config.say(run.values)}"
+        name = f"Run {run.number} at {self.config.say_step(run.values)}"
         self._say(f"{name}: {'; '.join(measured)}. The peak is in {where}.{remark}")
         self.table.value = table(self.runs, self.config)
 
     def fail(self, error: BaseException) -> None:
         """Show an error in place of a result, and keep it for :meth:`wait`."""
-        # Its frames would keep every tensor of the failed step alive.
-        traceback.clear_frames(error.__traceback__)
+        _forget_frames(error)
         self.error = error
         self._say(f"Failed: {type(error).__name__}: {error}", alarm=True)
 
@@ -241,6 +261,7 @@ class _Guard:
     """Around callbacks and threads: what they raise is shown to the reader and kept, not lost in a log."""
 
     lab: Lab
+    kinds: type[BaseException] = Exception
 
     def __enter__(self) -> None:
         pass
@@ -248,6 +269,14 @@ class _Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, Exception):
+        if isinstance(error, self.kinds):
             self.lab.fail(error)
-        return isinstance(error, Exception)
+        return isinstance(error, self.kinds)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Frames would keep every tensor of a failed step alive: their text stays, as a note, and they go."""
+    while error is not None:
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        error = error.with_traceback(None).__cause__ or error.__context__

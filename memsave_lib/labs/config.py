@@ -28,6 +28,7 @@ class Slider:
     choices: Sequence[int] | Sequence[str]
     value: int | str
     unit: str = ""
+    simulated: bool = False  # whether it changes nothing about a real step
 
     def __post_init__(self) -> None:
         if self.value not in self.choices:
@@ -97,6 +98,10 @@ class LabConfig:
     def say(self, values: Values) -> str:
         """The setting of the sliders in words."""
         return ", ".join(slider.say(values[slider.name]) for slider in self.sliders)
+
+    def say_step(self, values: Values) -> str:
+        """What of it a real step depends on: two settings with the same words are the same step."""
+        return ", ".join(slider.say(values[slider.name]) for slider in self.sliders if not slider.simulated)
 
 
 @dataclass(frozen=True)

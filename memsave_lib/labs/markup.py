@@ -11,12 +11,11 @@ from memsave_lib.labs.config import LabConfig, Run
 from memsave_lib.units import human_bytes
 
 #: Of the categories on a picture: what may be alive in a step without an optimizer.
-CATEGORIES = ("parameter", "gradient", "input", "activation", "recomputed", "output", "temporary")
+CATEGORIES = ("parameter", "gradient", "input", "activation", "recomputed", "temporary")
 #: Stripes in place of the hatches of the pictures.
 STRIPES = {
     "gradient": "repeating-linear-gradient(45deg, transparent 0 3px, white 3px 4px)",
     "recomputed": "repeating-linear-gradient(-45deg, transparent 0 3px, white 3px 4px)",
-    "output": "repeating-linear-gradient(0deg, transparent 0 3px, white 3px 4px)",
 }
 
 
@@ -32,13 +31,10 @@ def image(png: bytes, inches: float, alt: str) -> str:
 def key(recomputes: bool, lanes: bool) -> str:
     """What colors and marks mean, once for all pictures of a lab."""
     items = [(_swatch(name), name) for name in CATEGORIES if recomputes or name != "recomputed"]
-    items += [
-        (_line("dashed", "currentColor"), "predicted"),
-        (_line("solid", plots.drawing.GREY), "earlier run"),
-    ]
-    if recomputes:
-        again = _line("solid", plots.drawing.VERMILION, 5)
-        items += [("&#9650;", "checkpoint kept"), (again, "forward again")]
+    items += [] if lanes else [(_line("dashed", "currentColor"), "predicted")]
+    items += [(_line("solid", plots.drawing.GREY), "earlier run")]
+    items += [("&#9650;", "checkpoint kept")] if recomputes and not lanes else []
+    items += [(_line("solid", plots.drawing.VERMILION, 5), "forward again")] if recomputes else []
     if lanes:
         items += [
             (_line("solid", plots.drawing.GREEN, 7), "copy out"),
@@ -59,8 +55,9 @@ def _line(kind: str, color: str, width: int = 2) -> str:
     return f'<span style="display: inline-block; width: 1.5em; vertical-align: 0.25em; {look}"></span>'
 
 
-def paragraph(sentence: str, alarm: bool = False) -> str:
-    style = "margin: 0.3em 0; line-height: 1.4" + (
+def paragraph(sentence: str, alarm: bool = False, lines: int = 1) -> str:
+    """Room for so many lines is there whether they are needed or not, so that nothing below jumps."""
+    style = f"margin: 0.3em 0; line-height: 1.4; min-height: {1.4 * lines}em" + (
         "; border-left: 4px solid #D55E00; padding-left: 0.6em" if alarm else ""
     )
     return f'<p role="{"alert" if alarm else "status"}" style="{style}">{html.escape(sentence)}</p>'
@@ -70,7 +67,7 @@ def table(runs: Sequence[Run], config: LabConfig) -> str:
     """What was predicted and measured: one row for each number, several rows a run."""
     rows = [_row("th", ["run", "with", "", "predicted", "measured", "error, bytes", "the peak is in", "seconds"])]
     for run in runs:
-        own = [str(run.number), config.say(run.values)], [plots.place(run.trace), f"{run.trace.seconds:.2f}"]
+        own = [str(run.number), config.say_step(run.values)], [run.trace.peak_at.in_words, f"{run.trace.seconds:.2f}"]
         count = len(run.comparisons)
         for place, (what, expected, found) in enumerate(run.comparisons):
             sizes = [what, human_bytes(expected), human_bytes(found), f"{found - expected:,}"]
@@ -79,7 +76,8 @@ def table(runs: Sequence[Run], config: LabConfig) -> str:
             cells += [_cell("td", text) for text in sizes]
             cells += [_cell("td", text, count) for text in last]
             rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div style="overflow-x: auto"><table style="border-collapse: collapse">{"".join(rows)}</table></div>'
+    look = "border-collapse: collapse; font-size: 92%"
+    return f'<div style="overflow-x: auto"><table style="{look}">{"".join(rows)}</table></div>'
 
 
 def _row(tag: str, texts: Sequence[str]) -> str:

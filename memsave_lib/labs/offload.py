@@ -23,8 +23,8 @@ TWO_CORES = Device("two cores", flops=100e9)
 BANDWIDTH = "bandwidth"
 SENT = "Run sends"
 #: What Run may send away, as strategies above.
-SENDS = {"everything": "everything", "inputs": "checkpoints only"}
-BANDWIDTHS = (125, 250, 500, 1000, 2000, 4000, 8000, 16000)
+SENDS = {"everything": "everything", "checkpoints": "checkpoints only"}
+BANDWIDTHS = (30, 60, 125, 250, 500, 1000, 2000, 4000, 8000, 16000)
 #: Where the real step sends its tensors; Windows lacks what a DiskStore needs.
 STORE = "disk" if hasattr(os, "preadv") else "host"
 #: The two things that people offload.
@@ -67,7 +67,7 @@ def offload_lab(
     heads: int,
     batch_size: int,
     seq_len: int,
-    prefetch: int = 2,
+    prefetch: int = 4,
     bandwidth: int = 1000,
     device: str | torch.device = "cpu",
 ) -> Lab:
@@ -80,7 +80,7 @@ def offload_lab(
         bandwidth: where its slider starts, MB/s; one of :data:`BANDWIDTHS`.
         device: where the real step runs.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     canvas = plots.LanesPicture(len(STRATEGIES))
 
@@ -108,7 +108,7 @@ def offload_lab(
         return f"{traffic.moved.tensors} tensors left, {traffic.prefetch_hits} were on their way back when asked for."
 
     sliders = (
-        Slider(BANDWIDTH, BANDWIDTHS, bandwidth, "MB/s"),
+        Slider(BANDWIDTH, BANDWIDTHS, bandwidth, "MB/s", simulated=True),
         Slider("seq_len", lengths_around(seq_len), seq_len),
         Slider("prefetch", range(5), prefetch),
         Slider(SENT, tuple(SENDS), "everything"),

@@ -39,8 +39,8 @@ class Pictures:
 
     def memory(self, values: Values, runs: Sequence[Run]) -> str:
         """The newest run with these values if there is one, else the forecast; earlier runs behind it."""
-        here = self.predict(values)
-        run = next((run for run in reversed(runs) if run.values == values), None)
+        here, say = self.predict(values), self._config.say_step
+        run = next((run for run in reversed(runs) if say(run.values) == say(values)), None)
         trace, copies = (None, None) if run is None else (run.trace, run.copies)
         ghosts, reach = _ghosts(runs, run), self._reach(values)
         scene = plots.Scene(here.forecast, _pace(runs), trace, False, ghosts, here.budget_bytes, copies, reach)
@@ -108,16 +108,20 @@ class Pictures:
                     curves[name][choice] = size
         alike = [run for run in runs if {**run.values, along: 0} == {**values, along: 0}]
         measured = {name: {run.values[along]: run.measured[name] for run in alike} for name in ("saved", "peak")}
-        return self._choices.draw(curves, values[along], measured)
+        name = self._config.same_scale
+        others = [{**values, name: choice} for choice in self._config.slider(name).choices] if name else []
+        alike = [one for other in others for one in self._along(along, other).values()]
+        top = max((one.peak_bytes for one in alike if one.peak_bytes), default=1)
+        return self._choices.draw(curves, values[along], measured, top)
 
 
 def _ghosts(runs: Sequence[Run], shown: Run | None = None) -> list[plots.Ghost]:
-    return [run.ghost for run in runs if run is not shown][-GHOSTS:]
+    return [run.ghost for run in runs if run is not shown and run.trace.events][-GHOSTS:]
 
 
 def _pace(runs: Sequence[Run]) -> float | None:
     """Of the last run that had a forecast."""
-    timed = [run for run in runs if run.prediction.forecast is not None]
+    timed = [run for run in runs if run.prediction.forecast is not None and run.trace.events]
     return plots.pace_of(timed[-1].trace, timed[-1].prediction.forecast) if timed else None
 
 

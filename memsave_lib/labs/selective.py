@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from memsave_lib.arguments import whole_number
 from memsave_lib.labs.component import Lab
 from memsave_lib.labs.config import Job, LabConfig, Prediction, Slider, Values
 from memsave_lib.labs.stack_step import StackStep, lengths_around
@@ -29,7 +30,8 @@ def selective_lab(
             from 1 to the number of blocks.
         device: where the step runs. The peak is predicted on a CPU only.
     """
-    start = StackStep(n_layers, hidden, heads, batch_size, seq_len, torch.device(device))
+    whole_number("checkpoint_every", checkpoint_every)
+    start = StackStep.on(device, n_layers, hidden, heads, batch_size, seq_len)
 
     def predict(values: Values) -> Prediction:
         plan = Selective(values["checkpoint_every"]).plan(n_layers)

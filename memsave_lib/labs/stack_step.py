@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from memsave_lib import formulas
-from memsave_lib.course.env import look_at_machine
+from memsave_lib.arguments import whole_number
+from memsave_lib.course.env import look_at_machine, resolve_device
 from memsave_lib.labs.config import Job, Prediction
 from memsave_lib.models import BlockStack
 from memsave_lib.plan import Plan
@@ -26,6 +27,18 @@ class StackStep:
     device: torch.device
     attention: str = "sdpa"
 
+    def __post_init__(self) -> None:
+        for name in ("n_layers", "hidden", "heads", "batch_size", "seq_len"):
+            whole_number(name, getattr(self, name))
+        self.shape  # noqa: B018 - refuses heads that do not divide hidden
+
+    @classmethod
+    def on(
+        cls, device: str | torch.device, n_layers: int, hidden: int, heads: int, batch_size: int, seq_len: int
+    ) -> StackStep:
+        """On a device of this machine; ``"auto"`` is a GPU where there is one."""
+        return cls(n_layers, hidden, heads, batch_size, seq_len, resolve_device(str(device)))
+
     @property
     def shape(self) -> formulas.BlockShape:
         return formulas.BlockShape(
@@ -39,8 +52,10 @@ class StackStep:
     def job(self, strategy: Strategy) -> Job:
         """A new model, without gradients, and an input. They are made on the CPU, whose dice are put back."""
         with torch.random.fork_rng(devices=[]):
-            model = BlockStack(self.n_layers, self.hidden, self.heads, attention=self.attention).to(self.device)
-            x = torch.randn(self.batch_size, self.seq_len, self.hidden).to(self.device)
+            model = BlockStack(self.n_layers, self.hidden, self.heads, attention=self.attention)
+            x = torch.randn(self.batch_size, self.seq_len, self.hidden)
+        # Predictions are for this type, whatever the default is.
+        model, x = model.to(self.device, torch.float32), x.to(self.device, torch.float32)
 
         def step() -> None:
             model(x).sum().backward()

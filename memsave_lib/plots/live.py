@@ -29,11 +29,12 @@ from memsave_lib.plots.drawing import (
     LayeredCanvas,
     Shown,
     axes_at,
+    in_own_style,
     write,
 )
 from memsave_lib.plots.rulers import Ruler
 from memsave_lib.plots.scenes import Ghost, Scene, since_start
-from memsave_lib.plots.timeline import draw_areas, draw_level, draw_phases, phases_at, place, sentence_of
+from memsave_lib.plots.timeline import draw_areas, draw_level, draw_phases, phases_at, sentence_of
 from memsave_lib.units import exact_bytes, human_bytes, unit_for
 
 LEFT, RIGHT = 0.72, 0.15  # margins, in inches
@@ -63,6 +64,7 @@ class MemoryPicture:
     _figure: Figure = field(init=False, repr=False)
     _across: float = field(init=False, default=0.0)
 
+    @in_own_style
     def __post_init__(self) -> None:
         self._figure = Figure(figsize=self.size, dpi=self.dpi, facecolor="white")
         LayeredCanvas(self._figure)
@@ -81,14 +83,6 @@ class MemoryPicture:
                 at = FOOT + place * LANES
                 write(self._figure, LEFT - 0.06, at, name, ha="right", va="center", fontsize=SMALL - 1)
 
-        if self.explained:
-            marks = {"checkpoint kept": ("^", BLACK), "forward again": ("s", VERMILION)}
-            handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (m, c) in marks.items()]
-            dashes = Line2D([], [], color=BLACK, linestyle=AHEAD, linewidth=1.1, label="predicted")
-            self._figure.legend(
-                handles=[dashes, *handles], loc="upper right", ncols=3, fontsize=SMALL, frameon=False, borderaxespad=0.2
-            )
-
     def _strip(self, bottom: float, height: float) -> Axes:
         """Axes of the picture's width, without numbers."""
         axes = axes_at(self._figure, LEFT, bottom, self.size[0] - LEFT - RIGHT, height)
@@ -101,6 +95,7 @@ class MemoryPicture:
     def _write(self, left: float, bottom: float, **style: object) -> Text:
         return write(self._figure, left, bottom, "", fontsize=TEXT, **style)
 
+    @in_own_style
     def draw(self, scene: Scene) -> Shown:
         """Replace what is in the picture."""
         everywhere = list(filter(None, (self._memory, self._band, self._lanes)))
@@ -111,10 +106,11 @@ class MemoryPicture:
                 artist.remove()
             axes.set_xlim(0, across)
         self._memory.set_ylim(0, top)
-        self._left.fit(top)
-        self._unit.set_text(f"live memory, {unit}")
+        empty = scene.forecast is None and not (scene.events or scene.ghosts)
+        self._left.show({}) if empty else self._left.fit(top)
+        self._unit.set_text("live memory" if empty else f"live memory, {unit}")
         timed = scene.events or scene.pace is not None or bool(scene.ghosts)
-        self._clock.set_text("seconds" if timed else "time, by the work to be done")
+        self._clock.set_text("seconds" if timed else "time" if empty else "time, by the work to be done")
         if timed:
             self._below.fit(across)
         else:
@@ -129,10 +125,23 @@ class MemoryPicture:
             words = "no such step has run yet"
             self._memory.text(0.5, 0.5, words, transform=self._memory.transAxes, ha="center", color=GREY, fontsize=TEXT)
         if scene.budget is not None:
-            draw_level(self._memory, scene.budget, size, f"budget {human_bytes(scene.budget)}", VERMILION, "left")
+            draw_level(self._memory, scene.budget, size, f"budget {human_bytes(scene.budget)}", GREEN, "left")
         if self._lanes is not None and scene.copies is not None:
             self._draw_copies(scene.copies)
+        if self.explained:
+            self._explain(bool(scene.forecast and scene.forecast.checkpoints))
         return Shown(self._figure, _sentence(scene))
+
+    def _explain(self, recomputes: bool) -> None:
+        """What the marks mean."""
+        for legend in self._figure.legends:
+            legend.remove()
+        marks = {"checkpoint kept": ("^", BLACK), "forward again": ("s", VERMILION)} if recomputes else {}
+        handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (m, c) in marks.items()]
+        dashes = Line2D([], [], color=BLACK, linestyle=AHEAD, linewidth=1.1, label="predicted")
+        self._figure.legend(
+            handles=[dashes, *handles], loc="upper right", ncols=3, fontsize=SMALL, frameon=False, borderaxespad=0.2
+        )
 
     def _width_of(self, scene: Scene) -> float:
         """Seconds across: while a step runs, the axis moves only when it must."""
@@ -144,7 +153,7 @@ class MemoryPicture:
     def _draw_ghost(self, ghost: Ghost, size: int, number: int, peak: float) -> None:
         """Its name stands away from the words about the peak, and from the names of others."""
         self._memory.step(ghost.seconds, ghost.live_bytes / size, where="post", color=GREY, linewidth=0.9, alpha=0.8)
-        clear = [at for at in NAMES if abs(at * ghost.seconds[-1] - peak) > 0.17 * self._across] or NAMES
+        clear = [at for at in NAMES if abs(at * ghost.seconds[-1] - peak) > 0.28 * self._across] or NAMES
         place = np.searchsorted(ghost.seconds, clear[number % len(clear)] * ghost.seconds[-1])
         self._memory.text(
             ghost.seconds[place], ghost.live_bytes[place] / size, ghost.name, color=BLACK, fontsize=SMALL, ha="center",
@@ -168,7 +177,8 @@ class MemoryPicture:
             for stretch in scene.forecast.stretches
             if stretch.end * scale > now
         ]
-        draw_phases(self._band, left, self._inches(), faint=scene.events)
+        begun = {event.phase for event in scene.trace.events} if scene.events else set()
+        draw_phases(self._band, left, self._inches(), begun if scene.events else None)
         if not scene.events:
             starts = {s.block: s.start * scale for s in scene.forecast.stretches if s.phase == "forward"}
             self._mark_checkpoints(starts[block] for block in scene.forecast.checkpoints)
@@ -195,7 +205,7 @@ class MemoryPicture:
             return
         total = curve["total"].to_numpy()
         right = scene.forecast is not None and scene.forecast.peak.live_bytes == trace.peak_bytes
-        words = f"peak {human_bytes(trace.peak_bytes)}{', as predicted' if right else ''}\n{place(trace)}"
+        words = f"peak {human_bytes(trace.peak_bytes)}{', as predicted' if right else ''}\n{trace.peak_at.in_words}"
         self._point_at(seconds[total.argmax()], trace.peak_bytes / size, words)
         if scene.forecast is not None and not right:
             expected = scene.forecast.peak.live_bytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from matplotlib.figure import Figure
 
 from memsave_lib.lanes import Lanes
-from memsave_lib.plots.drawing import SMALL, TEXT, WIDTH, LayeredCanvas, Shown, axes_at, write
+from memsave_lib.plots.drawing import SMALL, TEXT, WIDTH, LayeredCanvas, Shown, axes_at, in_own_style, write
 from memsave_lib.plots.lanes import (
     COMPUTE,
     COPY,
@@ -44,6 +44,7 @@ class LanesPicture:
     dpi: int = 132
     _figure: Figure = field(init=False, repr=False)
 
+    @in_own_style
     def __post_init__(self) -> None:
         height = self.rows * PAIR
         self._figure = Figure(figsize=(WIDTH, height + FOOT + HEAD), dpi=self.dpi, facecolor="white")
@@ -61,6 +62,7 @@ class LanesPicture:
         middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
         self._clock = write(self._figure, middle, 0.06, "", ha="center", va="bottom", fontsize=TEXT)
 
+    @in_own_style
     def draw(self, timelines: Mapping[str, Lanes]) -> Shown:
         """Replace what is in the picture; good until the next call."""
         for artist in [*self._axes.lines, *self._axes.collections, *self._axes.texts]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -136,16 +136,18 @@ def draw_areas(axes: Axes, positions: np.ndarray, curve: pd.DataFrame, size: int
     axes.step(positions, lower, where="post", color=BLACK, linewidth=0.9)
 
 
-def draw_phases(band: Axes, phases: Sequence[tuple[str, float, float]], inches: float, faint: bool = False) -> None:
+def draw_phases(
+    band: Axes, phases: Sequence[tuple[str, float, float]], inches: float, begun: Collection[str] | None = None
+) -> None:
     """Phases of a step as a band; recomputation, which happens inside backward, as a mark at its upper edge.
 
     Args:
         band: axes with y from 0 to 1.
         phases: name, start and end, in order.
         inches: of a unit of the x axis.
-        faint: for what has not happened yet.
+        begun: for what has not happened yet: the phases that have begun, and have their names.
     """
-    alpha = 0.4 if faint else 1.0
+    alpha = 1.0 if begun is None else 0.4
     outer = list(_joined([("backward" if name == "recompute" else name, start, end) for name, start, end in phases]))
     again = [(start, end - start) for name, start, end in _joined(phases) if name == "recompute"]
     colors = [PHASE_TINTS[name] for name, _, _ in outer]
@@ -153,7 +155,7 @@ def draw_phases(band: Axes, phases: Sequence[tuple[str, float, float]], inches: 
     band.broken_barh(bars, (0, 1), facecolors=colors, edgecolor="white", linewidth=1.5, alpha=alpha)
     band.broken_barh(again, (0.72, 0.28), facecolor=VERMILION, linewidth=0, alpha=alpha)
     for name, start, end in outer:
-        if (end - start) * inches > 0.068 * len(name):
+        if name not in (begun or ()) and (end - start) * inches > 0.068 * len(name):
             band.text((start + end) / 2, 0.34, name, ha="center", va="center", fontsize=SMALL)
 
 
