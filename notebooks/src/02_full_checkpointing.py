@@ -319,9 +319,9 @@ ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=3 * h /
 #
 # ### Your turn: the lab
 #
-# *Between which two steps of the `seq_len` slider does checkpointing begin to lower the peak, and does `n_layers`
-# move that place?* **Predict**; then switch strategies on either side of it, and *Run* both: the earlier run stays,
-# in grey.
+# *Between which two steps of the `seq_len` slider does checkpointing begin to lower the peak, by more than a few KiB?
+# Does `n_layers` move that place?* **Predict**; then switch strategies on either side, and *Run* both: earlier runs
+# stay, in grey.
 
 # %%
 lab = labs.checkpointing_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.device)
@@ -331,8 +331,8 @@ lab.still()
 lab
 
 # %% [markdown]
-# It is where *s* passes 0.75*h*/*b*, with any `n_layers` above 1: each block brings activations and gradients. Below
-# it the teeth are still there, on a staircase of gradients.
+# It is where *s* passes 0.75*h*/*b*, with any `n_layers` above 1: each block brings activations and gradients. Below,
+# the teeth stand on a staircase of gradients.
 #
 # ## 6. A real model: Hugging Face's GPT-2
 #

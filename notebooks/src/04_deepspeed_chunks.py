@@ -161,7 +161,7 @@ print(
 # ### Your turn: the lab
 #
 # *These steps began with gradients in place; the lab begins without. Which wave is the highest now, and which
-# `chunks` and `seq_len` bring the peak back to the first ones?* **Predict**: a wave of *m* blocks leaves gradients,
+# `chunks` and `seq_len` move the peak to an earlier one?* **Predict**: a wave of *m* blocks leaves gradients,
 # 12*mh*² numbers, and takes one checkpoint, *sbh*.
 
 # %%
@@ -172,7 +172,7 @@ lab.still()
 lab
 
 # %% [markdown]
-# The last one, while *s·b* < 12*mh*. Small chunks and long sequences turn it round.
+# The last one, while *s·b* < 12*mh*. By default only 12 chunks of 1,024 tokens move it.
 #
 # ## 3. Bisection
 #
