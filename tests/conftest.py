@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
+
+from memsave_lib.labs.component import PRESS_RUN
 
 # Derandomized: a red run is the same run on every machine. No deadline: nothing here is timed.
 settings.register_profile("course", derandomize=True, deadline=None)
@@ -20,3 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a GPU, this machine has none"))
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture
+def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PRESS_RUN, raising=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,16 +24,7 @@ from memsave_lib.trace import CATEGORIES
 Values = dict[str, int]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture(autouse=True)
-def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PRESS_RUN, raising=False)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left", "nobody_presses_run")
 
 
 def state(lab: Lab) -> tuple[bool, bool, bool]:
@@ -407,3 +400,94 @@ def test_a_lab_shows_the_same_text_everywhere_and_its_widget() -> None:
 def test_a_slider_starts_at_one_of_its_choices() -> None:
     with pytest.raises(ValueError, match="bandwidth starts at 300, which is none of 125, 250"):
         Slider("bandwidth", (125, 250), 300)
+
+
+def of_its_own(made: list[weakref.ref], error: str = "") -> Callable[[Values], Job]:
+    """A step of a model and an input that nobody else holds."""
+
+    def prepare(values: Values) -> Job:
+        block, x = Waiting(), torch.ones(values["seq_len"], 4)
+        block.go_on.set()
+        block.error = RuntimeError(error) if error else None
+        made.extend((weakref.ref(block), weakref.ref(x)))
+        model = nn.ModuleDict({"blocks": nn.ModuleList([block])})
+        return Job(model, KeepAll(), lambda: block(x).sum().backward())
+
+    return prepare
+
+
+@pytest.mark.parametrize("error", ["", "made to fail"])
+def test_a_run_leaves_neither_model_nor_input_behind(error: str) -> None:
+    made: list[weakref.ref] = []
+    lab = waiting_lab(Waiting(), prepare=of_its_own(made, error))
+    lab.run_button.click()
+    wait_until(lambda: not lab.running)
+    gc.collect()
+    assert [ref() for ref in made] == [None, None]
+    assert (str(lab.error) == error) if error else len(lab.runs) == 1
+
+
+def test_where_the_worker_failed_stays_as_a_note() -> None:
+    lab = waiting_lab(Waiting(), prepare=of_its_own([], "made to fail"))
+    lab.run_button.click()
+    with pytest.raises(RuntimeError, match="made to fail") as caught:
+        lab.wait()
+    assert "in forward" in caught.value.__notes__[0]
+
+
+def test_a_step_without_operations_spoils_no_later_picture() -> None:
+    lab = waiting_lab(Waiting())
+    model = nn.ModuleDict({"blocks": nn.ModuleList([Waiting()])})
+    lab.config = replace(lab.config, prepare=lambda values: Job(model, KeepAll(), lambda: None))
+    finished(lab)
+    lab.sliders["seq_len"].value = 5
+    lab.wait()
+    assert alt(lab.memory) == "Memory against time at seq_len 5, checkpoint_every 1: no such step has run."
+
+
+def test_where_no_thread_is_to_be_had_the_lab_says_so_and_runs_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    block = Waiting()
+    block.go_on.set()
+    lab = waiting_lab(block)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        lab.run_button.click()
+    assert read(lab.status) == "Failed: RuntimeError: can't start new thread" and state(lab) == IDLE
+    assert read(finished(lab).status).startswith("Run 1 at")
+
+
+def test_an_interrupt_while_a_picture_is_drawn_ends_the_run_and_is_kept() -> None:
+    block, interrupt = Waiting(), threading.Event()
+
+    def picture(values: Values) -> plots.Shown:
+        if interrupt.is_set():
+            raise KeyboardInterrupt
+        return plots.MemoryPicture().draw(plots.Scene())
+
+    lab = waiting_lab(block, picture=picture)
+    interrupt.set()
+    block.go_on.set()
+    lab.run_button.click()
+    with pytest.raises(KeyboardInterrupt):
+        lab.wait()
+    assert read(lab.status).startswith("Failed: KeyboardInterrupt") and state(lab) == IDLE
+
+
+def test_run_from_two_threads_is_one_run() -> None:
+    block, others = Waiting(), []
+
+    def free_bytes() -> None:
+        if not others:  # asked while the first run begins
+            others.append(threading.Thread(target=lab.run))
+            others[0].start()
+            others[0].join(0.3)
+
+    lab = waiting_lab(block, free_bytes=free_bytes)
+    lab.run()
+    others[0].join()
+    block.go_on.set()
+    lab.wait()
+    assert len(lab.runs) == 1 and len(others) == 1

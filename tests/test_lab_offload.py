@@ -13,7 +13,6 @@ from memsave_lib import formulas, plots
 from memsave_lib.course.costs import stack_costs
 from memsave_lib.devices import Device
 from memsave_lib.labs import offload_lab, offload_picture
-from memsave_lib.labs.component import PRESS_RUN
 from memsave_lib.labs.offload import BANDWIDTH, BANDWIDTHS, SENT
 from memsave_lib.simulation import simulate
 from memsave_lib.units import exact_bytes, human_bytes
@@ -21,9 +20,7 @@ from memsave_lib.units import exact_bytes, human_bytes
 SHAPE = dict(n_layers=4, hidden=64, heads=2, batch_size=2)
 
 
-@pytest.fixture(autouse=True)
-def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PRESS_RUN, raising=False)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left", "nobody_presses_run")
 
 
 def shape_at(seq_len: int) -> formulas.BlockShape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,16 +23,7 @@ SIZES = (L, HIDDEN, HEADS, BATCH, SEQ_LEN)
 Values = dict[str, int | str]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture(autouse=True)
-def nobody_presses_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PRESS_RUN, raising=False)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left", "nobody_presses_run")
 
 
 @dataclass(frozen=True)
@@ -327,3 +317,31 @@ def test_labs_on_one_block_and_short_sequences() -> None:
     lab.run_button.click()
     lab.wait()
     assert read(lab.status) == f"Refused at {setting}: {why}" and lab.runs == []
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: labs.activations_lab(0, 32, 2, 1, 8), "n_layers must be a whole number of at least 1, got 0"),
+        (lambda: labs.selective_lab(2, 32, 2, 1, 16.0, 1), "seq_len must be a whole number of at least 1, got 16.0"),
+        (lambda: labs.checkpointing_lab(2, 32, 2, True, 16), "batch_size must be a whole number"),
+        (lambda: labs.chunks_lab(2, 32, 2, 1, 16, 9), "chunks starts at 9, which is none of 1, 2"),
+        (lambda: labs.budget_lab(2, 32, 2, 1, 16, percent=65), "budget starts at 65, which is none of 20, 30, 40"),
+        (lambda: labs.offload_lab(2, 32, 3, 1, 16), "heads must divide hidden: 32 is not a multiple of 3"),
+        (lambda: labs.offload_lab(2, 32, 2, 1, 16, device="gpu"), 'device must be "auto", "cpu"'),
+    ],
+)
+def test_a_wrong_argument_is_named_at_once(make: Callable[[], labs.Lab], says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(says)):
+        make()
+
+
+def test_the_default_type_of_tensors_changes_no_byte() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        lab = CASES["selective"].make()
+        lab.run()
+        lab.wait()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {found - expected for _, expected, found in lab.runs[0].comparisons} == {0}

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -457,20 +458,16 @@ def test_nothing_of_a_step_outlives_it(strategy):
         gc.enable()
 
 
-def test_live_bytes_and_progress_may_be_read_from_another_thread():
-    training = Training()
-    reached, answered = threading.Event(), threading.Event()
-    read: dict[str, object] = {}
-    meter = MemoryMeter(training.model)
-    assert meter.live_bytes == 0 and meter.progress() == []
+def read_in_mid_step(training: Training, meter: MemoryMeter, read: Callable[[], Any]) -> Any:
+    """What another thread reads while the third block has just run; the step goes on when it has."""
+    reached, answered, found = threading.Event(), threading.Event(), []
 
     def reader():
         assert reached.wait(timeout=30)
-        read["live"], read["progress"] = meter.live_bytes, meter.progress(max_points=7)
+        found.append(read())
         answered.set()
 
     def pause(module, inputs, output):
-        read["here"] = meter.live_bytes
         reached.set()
         assert answered.wait(timeout=30)
 
@@ -480,35 +477,26 @@ def test_live_bytes_and_progress_may_be_read_from_another_thread():
     with meter:
         training.step()
     thread.join()
-    assert read["live"] == read["here"] > meter.trace.start_bytes
-    assert 0 < len(read["progress"]) <= 7
-    assert max(bytes_ for _, bytes_ in read["progress"]) <= meter.trace.peak_bytes
+    return found[0]
+
+
+def test_live_bytes_and_progress_may_be_read_from_another_thread():
+    training, here = Training(), []
+    meter = MemoryMeter(training.model)
+    assert meter.live_bytes == 0 and meter.progress() == []
+    training.model.stack.blocks[2].register_forward_hook(lambda *called: here.append(meter.live_bytes))
+    live, progress = read_in_mid_step(training, meter, lambda: (meter.live_bytes, meter.progress(max_points=7)))
+    assert live == here[0] > meter.trace.start_bytes
+    assert 0 < len(progress) <= 7
+    assert max(bytes_ for _, bytes_ in progress) <= meter.trace.peak_bytes
     assert max(bytes_ for _, bytes_ in meter.progress()) == meter.trace.peak_bytes
 
 
 def test_so_far_in_mid_step_is_the_beginning_of_the_trace():
     training = Training()
-    reached, answered = threading.Event(), threading.Event()
-    read: dict[str, Trace] = {}
     meter = MemoryMeter(training.model)
     assert meter.so_far().events == () and list(meter.so_far().live_bytes) == [0]
-
-    def reader():
-        assert reached.wait(timeout=30)
-        read["mid"] = meter.so_far()
-        answered.set()
-
-    def pause(module, inputs, output):
-        reached.set()
-        assert answered.wait(timeout=30)
-
-    training.model.stack.blocks[2].register_forward_hook(pause)
-    thread = threading.Thread(target=reader)
-    thread.start()
-    with meter:
-        training.step()
-    thread.join()
-    mid, whole = read["mid"], meter.trace
+    mid, whole = read_in_mid_step(training, meter, meter.so_far), meter.trace
     count = len(mid.events)
     assert 0 < count < len(whole.events)
     assert all(early is final for early, final in zip(mid.events, whole.events, strict=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from PIL import Image
 import memsave_lib as ms
 from helpers import build_input, build_stack
 from memsave_lib import plots
-from memsave_lib.formulas import BlockShape, Forecast, stack_forecast
+from memsave_lib.formulas import BlockShape, Forecast, block_parameters, stack_forecast
 from memsave_lib.lanes import Lanes, Span
 from memsave_lib.plots.drawing import BLACK, GREEN, GREY, POINTS, PURPLE, VERMILION, LayeredCanvas, axes_at
 from memsave_lib.plots.rulers import Ruler
@@ -26,7 +27,7 @@ from memsave_lib.trace import Trace
 from memsave_lib.units import exact_bytes, human_bytes
 
 SHAPE, L = BlockShape(2, 24, 32, 2), 4
-FLOOR = 4 * L * 12_704  # parameters of four blocks of width 32
+FLOOR = 4 * L * block_parameters(SHAPE.hidden)
 COPIES = Lanes(
     copy_out=(Span(0.0, 0.001, "out", 0), Span(0.001, 0.002, "out", 1)), copy_in=(Span(0.002, 0.004, "in", 1),)
 )
@@ -334,3 +335,11 @@ def test_other_numbers_at_the_same_limits_are_drawn() -> None:
         scale.show({0.5: word})
         seen.append(pixels(shown))
     assert not np.array_equal(seen[0], seen[1]) and np.array_equal(seen[0], seen[2])
+
+
+@EVERY_SCENE
+def test_a_readers_own_style_changes_no_pixel(scene: plots.Scene) -> None:
+    expected = plots.MemoryPicture(lanes=True).draw(scene).quick_png()
+    own = {"text.color": "white", "axes.edgecolor": "white", "axes.grid": True, "text.usetex": True, "font.size": 20}
+    with matplotlib.rc_context(own | {"figure.constrained_layout.use": True, "axes.linewidth": 4}):
+        assert plots.MemoryPicture(lanes=True).draw(scene).quick_png() == expected

@@ -12,12 +12,11 @@ from memsave_lib.formulas import (
     BlockShape,
     LlamaShape,
     block_flops,
-    block_parameters,
     block_saved_bytes,
     block_storages,
-    element_bytes,
     llama_block_terms,
     stack_forecast,
+    stack_parameter_bytes,
 )
 from memsave_lib.formulas.forecast import down_projection_flops
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION
@@ -78,7 +77,7 @@ def stack_model_costs(shape: BlockShape, n_layers: int, loss: str = "sum") -> Mo
     All bytes are those that :func:`memsave_lib.profiling.model_costs` measures: the moments of a step with all blocks
     kept, and of one with each recomputed, cut at the blocks. Gradients start from None, and the input needs none.
     """
-    floor = element_bytes(shape.dtype) * n_layers * block_parameters(shape.hidden, shape.ffn_mult)
+    floor = stack_parameter_bytes(shape, n_layers)
     options = {"loss": loss, "input_requires_grad": False, "new_gradients": True}
     kept, recomputed = (
         stack_forecast(strategy.plan(n_layers), shape, floor, **options) for strategy in (KeepAll(), FullCheckpoint())

@@ -23,7 +23,7 @@ from memsave_lib.formulas.blocks import (
     offloaded_bytes,
     stack_saved_bytes,
 )
-from memsave_lib.formulas.forecast import Forecast, block_flops, stack_forecast
+from memsave_lib.formulas.forecast import Forecast, block_flops, stack_forecast, stack_parameter_bytes
 from memsave_lib.formulas.language_model_peaks import (
     gpt2_peak_bytes,
     llama_block_parameters,
@@ -89,6 +89,7 @@ __all__ = [
     "loss_terms",
     "offloaded_bytes",
     "stack_forecast",
+    "stack_parameter_bytes",
     "stack_peak_bytes",
     "stack_saved_bytes",
     "state_terms",

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from memsave_lib.formulas.blocks import BlockShape
+from memsave_lib.formulas.blocks import BlockShape, element_bytes
 from memsave_lib.formulas.offloading import CAUSAL_ATTENTION, FULL_ATTENTION
 from memsave_lib.formulas.script import Moment
 from memsave_lib.formulas.timeline import step_moments
+from memsave_lib.formulas.training import block_parameters
 from memsave_lib.plan import Plan
 
 
@@ -84,6 +85,11 @@ def attention_flops(shape: BlockShape) -> float:
 def down_projection_flops(shape: BlockShape) -> float:
     """Of the last product of a block, whose output nothing needs: PyTorch's early stop saves it in a recomputation."""
     return 2 * shape.elements * shape.ffn
+
+
+def stack_parameter_bytes(shape: BlockShape, n_layers: int) -> int:
+    """Bytes of the parameters of a stack of blocks; all of their gradients take as many."""
+    return element_bytes(shape.dtype) * n_layers * block_parameters(shape.hidden, shape.ffn_mult)
 
 
 def stack_forecast(plan: Plan, shape: BlockShape, floor_bytes: int = 0, **options: str | bool) -> Forecast:

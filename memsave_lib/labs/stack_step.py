@@ -45,10 +45,6 @@ class StackStep:
             self.batch_size, self.seq_len, self.hidden, self.heads, device=self.device.type, attention=self.attention
         )
 
-    @property
-    def parameter_bytes(self) -> int:
-        return formulas.element_bytes("float32") * self.n_layers * formulas.block_parameters(self.hidden)
-
     def job(self, strategy: Strategy) -> Job:
         """A new model, without gradients, and an input. They are made on the CPU, whose dice are put back."""
         with torch.random.fork_rng(devices=[]):
@@ -64,13 +60,14 @@ class StackStep:
 
     def predict(self, plan: Plan, budget_bytes: int | None = None, remark: str = "") -> Prediction:
         """What a step under this plan saves and holds. The peak is predicted on a CPU only, and without offloading."""
+        parameters = formulas.stack_parameter_bytes(self.shape, self.n_layers)
         here = formulas.stack_saved_bytes(plan, self.shape)
         sent = formulas.offloaded_bytes(plan, self.shape) if plan.offloads else None
         if plan.offloads or self.device.type != "cpu":
-            needed = self.parameter_bytes + here + (sent or 0)
+            needed = parameters + here + (sent or 0)
             return Prediction(here, None, needed, sent, None, budget_bytes, remark)
         options = {"loss": "sum", "input_requires_grad": False, "new_gradients": True}
-        forecast = formulas.stack_forecast(plan, self.shape, self.parameter_bytes, **options)
+        forecast = formulas.stack_forecast(plan, self.shape, parameters, **options)
         peak = forecast.peak.live_bytes
         return Prediction(here, peak, peak, None, forecast, budget_bytes, remark)
 

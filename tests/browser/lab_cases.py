@@ -91,6 +91,10 @@ class LabCase:
         units = {next(iter(self.start)): f" {self.units}" if self.units else ""}
         return ", ".join(f"{name} {value}{units.get(name, '')}" for name, value in values.items())
 
+    def say_step(self, values: Values) -> str:
+        """What of it a real step depends on."""
+        return self.say(values)
+
     def foretold(self, values: Values) -> str:
         return f"{self.verb} at {self.say(values)}{self.end}"
 
@@ -119,6 +123,9 @@ class OffloadCase(LabCase):
 
     verb = "Simulated"
     end = ". "
+
+    def say_step(self, values: Values) -> str:
+        return self.say({name: value for name, value in values.items() if name != "bandwidth"})
 
     def sentence(self, values: Values) -> str:
         speed = 1e6 * values["bandwidth"]
@@ -184,7 +191,7 @@ CASES = {
     ),
     "offload": OffloadCase(
         f"labs.offload_lab{SIZES}",
-        {"bandwidth": 1000, "seq_len": SEQ_LEN, "prefetch": 2, "Run sends": "everything"},
+        {"bandwidth": 1000, "seq_len": SEQ_LEN, "prefetch": 4, "Run sends": "everything"},
         lambda v: Step(
             ms.Offload(SENT[v["Run sends"]], store="disk", prefetch=v["prefetch"]), v["seq_len"]
         ),

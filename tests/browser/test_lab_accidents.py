@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import memsave_lib as ms
 from memsave_lib import planner
 from memsave_lib.units import human_bytes
 from tests.browser.conftest import Opener
 from tests.browser.lab import NotebookPage, own_notebook
-from tests.browser.lab_cases import CASES, MEMORY, SIZES, Values, fastest, lab_threads
+from tests.browser.lab_cases import CASES, MEMORY, SIZES, Step, Values, fastest, lab_threads
 from tests.browser.lab_page import LabPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("nothing_reported")]
@@ -117,11 +118,12 @@ def test_a_budget_below_the_floor_is_refused_with_the_floor(page: NotebookPage) 
     low = {"budget": 30, "seq_len": 128}
     with pytest.raises(planner.BelowTheFloor) as floor:
         fastest(low["seq_len"], low["budget"])
-    why = f"{floor.value}. That is "  # and the share of what keeping all needs
-    assert lab.sentence(BUDGET.foretold(low)).startswith(f"{BUDGET.foretold(low)}{why}")
+    share = floor.value.floor_bytes / Step(ms.KeepAll(), low["seq_len"]).peak_bytes
+    why = f"{floor.value}. That is {share:.0%} of what keeping all needs."
+    assert lab.sentence(BUDGET.foretold(low)) == f"{BUDGET.foretold(low)}{why}"
     assert lab.image(MEMORY).get_attribute("alt") == f"{MEMORY} at {BUDGET.say(low)}: no such step has run."
     press_run(lab)
-    assert alarm(lab).startswith(f"Refused at {BUDGET.say(low)}: {why}")
+    assert alarm(lab) == f"Refused at {BUDGET.say(low)}: {why}"
     assert_it_waits(lab)
     lab.set_slider("budget, %", 60)
     enough = {**low, "budget": 60}

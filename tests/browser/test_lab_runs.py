@@ -37,14 +37,14 @@ def test_run_fills_the_picture_and_ends_in_what_is_measured_without_it(labs_page
     lab, case = at_the_beginning(labs_page, name), CASES[name]
     lab.set_slider("seq_len", 1024)
     values = {**case.start, "seq_len": 1024}
-    setting = case.say(values)
+    setting, step = case.say(values), case.say_step(values)
     lab.sentence(case.foretold(values))
     watch = lab.watch_frames(MEMORY)
     press(lab, "Run")
     said = lab.sentence("Run 1 at ", seconds=90)
     lab.wait_until_idle()
     measured = case.measurement(values)
-    assert said.startswith(f"Run 1 at {setting}: {measured}. The peak is in ")
+    assert said.startswith(f"Run 1 at {step}: {measured}. The peak is in ")
     first, *frames = watch.stop()
     assert first.alt.startswith(case.memory(values))
     growing = [frame for frame in frames if frame.alt.endswith(" live now.")]
@@ -57,7 +57,7 @@ def test_run_fills_the_picture_and_ends_in_what_is_measured_without_it(labs_page
         peak = measured.rpartition("; peak ")[2].partition(", 0 bytes")[0]
         assert last.alt.startswith(f"{MEMORY} at {setting}: Peak {peak} in ")
     rows = [row.locator("td").all_inner_texts() for row in lab.root.locator("tr").all()[1:]]
-    assert rows[0][:3] == ["1", setting, "saved"] and len(rows) == 2
+    assert rows[0][:3] == ["1", step, "saved"] and len(rows) == 2
     assert (rows[0][5], rows[1][3]) == ("0", "0"), "errors in bytes"
     assert lab_threads(labs_page) == []
 
