@@ -12,11 +12,12 @@ import re
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from memsave_lib.arguments import whole_number
+from memsave_lib.formulas import BlockShape, gpt2_block_terms, gpt2_parameters, loss_peak_bytes
 from memsave_lib.units import human_bytes
 
 #: Width of one attention head in the course's models, as in every GPT-2; ``hidden`` is a multiple of it.
@@ -24,6 +25,9 @@ HEAD_SIZE = 64
 #: More threads do not help the small steps of the course, and the machines that check it have two.
 MAX_THREADS = 2
 SMALLEST_SEQ_LEN = 8
+
+#: Tokens of the published GPT-2, whose logits are the largest tensors of the course.
+VOCABULARY = 50_257
 
 GIB = 2**30
 #: What the notebooks need at their default parameters, with room for the browser beside them.
@@ -38,7 +42,7 @@ class Setup:
 
     ``seq_len`` positions per sequence, ``batch_size`` sequences per step, ``n_layers`` blocks of width
     ``hidden``, ``checkpoint_every`` the k of selective recomputation, ``steps`` training steps, ``device``
-    where tensors live.
+    where tensors live. ``asked_seq_len`` is set where free memory did not allow for the ``seq_len`` that was asked for.
     """
 
     seq_len: int
@@ -49,6 +53,24 @@ class Setup:
     steps: int
     device: torch.device
     seed: int = 0
+    asked_seq_len: int | None = None
+
+    @property
+    def half(self) -> torch.dtype:
+        """The 16-bit type of this device: bfloat16, or float16 on a GPU that only emulates that, such as a T4."""
+        emulated = self.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.float16 if emulated else torch.bfloat16
+
+    @property
+    def needed_bytes(self) -> int:
+        """Peak of the course's heaviest step at these sizes: a GPT-2 with its real vocabulary, gradients and AdamW."""
+        shape = BlockShape(self.batch_size, self.seq_len, self.hidden, self.heads)
+        parameters = 4 * gpt2_parameters(self.n_layers, self.hidden, VOCABULARY, self.seq_len)
+        return (
+            4 * parameters
+            + self.n_layers * sum(gpt2_block_terms(shape).values())
+            + loss_peak_bytes(self.batch_size, self.seq_len, VOCABULARY)
+        )
 
     @property
     def heads(self) -> int:
@@ -56,15 +78,21 @@ class Setup:
         return self.hidden // HEAD_SIZE
 
     def __str__(self) -> str:
+        less = f" (not {self.asked_seq_len}: free memory)" if self.asked_seq_len is not None else ""
         return (
             f"{self.n_layers} blocks of width {self.hidden} ({self.heads} heads), "
-            f"{self.batch_size} x {self.seq_len} tokens a step, checkpoint_every={self.checkpoint_every}, "
+            f"{self.batch_size} x {self.seq_len}{less} tokens a step, checkpoint_every={self.checkpoint_every}, "
             f"steps={self.steps}, on {self.device}"
         )
 
 
+#: The parameters with which the notebooks are committed.
+DEFAULTS = Setup(
+    seq_len=512, checkpoint_every=2, n_layers=6, hidden=256, batch_size=2, steps=2, device=torch.device("cpu")
+)
+
+
 def setup(
-    *,
     seq_len: int,
     checkpoint_every: int,
     n_layers: int,
@@ -72,11 +100,14 @@ def setup(
     batch_size: int,
     steps: int,
     device: str = "auto",
+    *,
     seed: int = 0,
+    free_bytes: int | None = None,
 ) -> Setup:
     """Check a notebook's parameters, seed torch, set the style of figures, and bound the threads on a CPU.
 
-    ``device="auto"`` is ``cuda`` where there is one, else ``cpu``.
+    ``device="auto"`` is ``cuda`` where there is one, else ``cpu``. Where the course's heaviest step would not fit in
+    ``free_bytes`` (by default what the device has free), ``seq_len`` is halved until it does, and the result says so.
     Raises TypeError or ValueError with the parameter's name, its value and what would be right.
     """
     checked = Setup(
@@ -89,11 +120,27 @@ def setup(
         device=resolve_device(device),
         seed=whole_number("seed", seed, at_least=0),
     )
+    checked = _fitting(checked, _free_bytes(checked.device) if free_bytes is None else free_bytes)
     torch.manual_seed(checked.seed)
     if checked.device.type == "cpu":
         torch.set_num_threads(min(torch.get_num_threads(), MAX_THREADS))
     use_figure_style()
     return checked
+
+
+def _fitting(asked: Setup, free_bytes: int | None) -> Setup:
+    """With the largest half, quarter, ... of ``seq_len`` whose heaviest step fits; the smallest one if none does."""
+    found = asked
+    while free_bytes is not None and found.needed_bytes > free_bytes and found.seq_len > SMALLEST_SEQ_LEN:
+        smaller = max(found.seq_len // 2, SMALLEST_SEQ_LEN)
+        found = replace(found, seq_len=smaller, asked_seq_len=asked.seq_len)
+    return found
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _host_memory()[1]
 
 
 def resolve_device(device: str) -> torch.device:
@@ -202,6 +249,12 @@ def check_environment() -> EnvironmentReport:
     return judge(look_at_machine())
 
 
+def begin() -> EnvironmentReport:
+    """What the first cell of a notebook says: the device, how to get a GPU on Colab, which 16-bit type, which sizes."""
+    machine = look_at_machine()
+    return EnvironmentReport((*_judge_device(machine), _judge_sizes(machine)))
+
+
 def look_at_machine() -> Machine:
     """Collect what ``judge`` needs."""
     total, free = _host_memory()
@@ -278,6 +331,24 @@ def _judge_device(machine: Machine) -> list[Line]:
         "" if gpu.native_bf16 else "use torch.float16 wherever a cell of yours wants half precision",
     )
     return [Line("device", name), memory, half]
+
+
+def _judge_sizes(machine: Machine) -> Line:
+    free = machine.gpu.free_bytes if machine.gpu else machine.host_free_bytes
+    if free is None:
+        return Line("sizes", "free memory is unknown here: the parameters below are used as they are")
+    asked = replace(DEFAULTS, device=torch.device("cuda" if machine.gpu else "cpu"))
+    fits = _fitting(asked, free)
+    said = f"{human_bytes(free)} are free"
+    if fits.asked_seq_len is not None:
+        return Line(
+            "sizes",
+            f"{said}: seq_len becomes {fits.seq_len}, for the course's heaviest step",
+            "close other notebooks and programs",
+        )
+    while (longer := replace(fits, seq_len=2 * fits.seq_len)).needed_bytes <= free:
+        fits = longer
+    return Line("sizes", f"{said}: seq_len up to {fits.seq_len:,} fits, the other parameters as they are")
 
 
 def _judge_host(machine: Machine) -> Line:

@@ -12,6 +12,7 @@ from memsave_lib.plots.budgets import budget_curve
 from memsave_lib.plots.choices import ChoicePicture
 from memsave_lib.plots.curves import Option, bytes_against, pareto_front, trade_off
 from memsave_lib.plots.drawing import LOOKS, Shown
+from memsave_lib.plots.guesses import predictions
 from memsave_lib.plots.lanes import stream_lanes
 from memsave_lib.plots.live import MemoryPicture, moment_place
 from memsave_lib.plots.live_lanes import LanesPicture
@@ -40,6 +41,7 @@ __all__ = [
     "place",
     "plan_picture",
     "predicted_and_measured",
+    "predictions",
     "stream_lanes",
     "trade_off",
 ]

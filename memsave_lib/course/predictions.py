@@ -1,0 +1,126 @@
+"""Numbers that the learner predicts before they are measured, and a ledger of them for the end of a notebook.
+
+ledger = Ledger()
+print(ledger.check(question, 12, found))     # right, or by how much not and what is missing
+print(ledger)                                # all of a notebook's predictions, as a table
+ledger.plot()                                # and as a picture
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+
+from memsave_lib import plots
+from memsave_lib.course.checks import Verdict, right, wrong
+
+NOT_PREDICTED = Verdict(None, "Not tried yet: replace None by your number, then run this cell again.")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be predicted.
+
+    Args:
+        name: of the number, as the ledger shows it: "hidden states that a block saves".
+        mistakes: why one may come to a wrong number -> that number. The reason says what is missing, in a sentence.
+        hint: what to think of when no mistake explains the prediction, in a sentence.
+        within: relative error up to which a prediction is right.
+    """
+
+    name: str
+    mistakes: Mapping[str, float]
+    hint: str
+    within: float = 0.02
+
+    def judge(self, predicted: float | None, found: float) -> Verdict:
+        """What to say to ``predicted``, None for an untouched stub, when ``found`` is what was measured."""
+        if predicted is None:
+            return NOT_PREDICTED
+        if not _is_number(predicted):
+            return wrong(f"A prediction is a number such as 2.5; yours is {predicted!r} ({type(predicted).__name__}).")
+        if self._meets(predicted, found):
+            return right(f"{self._compared(predicted, found)}.")
+        return wrong(f"{self._compared(predicted, found)}. {self._reason(predicted)}")
+
+    def _compared(self, predicted: float, found: float) -> str:
+        said = f"You predicted {number(predicted)}, it is {number(found)}"
+        if predicted == found:
+            return f"{said}, exactly"
+        way = "low" if predicted < found else "high"
+        return f"{said}: {abs(relative_error(predicted, found)):.1%} too {way}" if found else f"{said}: too {way}"
+
+    def _reason(self, predicted: float) -> str:
+        reason = min(self.mistakes, key=lambda reason: abs(self.mistakes[reason] - predicted), default=None)
+        return reason if reason is not None and self._meets(predicted, self.mistakes[reason]) else self.hint
+
+    def _meets(self, predicted: float, value: float) -> bool:
+        return abs(predicted - value) <= self.within * abs(value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One question of a ledger: the first prediction and the newest, None where there is none yet."""
+
+    name: str
+    found: float
+    first: float | None = None
+    newest: float | None = None
+
+
+@dataclass
+class Ledger:
+    """The predictions of one notebook, in the order in which they were asked for."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def check(self, question: Question, predicted: float | None, found: float) -> Verdict:
+        """Judge a prediction and remember it: the first one stays, the newest is replaced when the cell runs again.
+
+        Args:
+            question: what was asked.
+            predicted: the learner's number; None for an untouched stub.
+            found: the number measured or computed.
+        """
+        verdict = question.judge(predicted, found)
+        newest = predicted if _is_number(predicted) else None
+        before = self.entries.get(question.name)
+        first = newest if before is None or before.first is None else before.first
+        self.entries[question.name] = Entry(question.name, found, first, newest)
+        return verdict
+
+    def __str__(self) -> str:
+        """A table: question, first prediction, newest one where it is another, what was found, error of the newest."""
+        if not self.entries:
+            return "No prediction has been asked for yet: run the cells above."
+        names = max(len(entry.name) for entry in self.entries.values())
+        rows = [f"{'':<{names}}{'first':>12}{'newest':>12}{'found':>12}{'error':>10}"]
+        for entry in self.entries.values():
+            cells = [number(value) if value is not None else "-" for value in (entry.first, entry.newest, entry.found)]
+            error = "-"
+            if entry.newest is not None and entry.found:
+                error = f"{relative_error(entry.newest, entry.found):+.1%}"
+            rows.append(f"{entry.name:<{names}}" + "".join(f"{cell:>12}" for cell in cells) + f"{error:>10}")
+        return "\n".join(rows)
+
+    def plot(self) -> plots.Shown:
+        """Each prediction as a multiple of what was found."""
+        return plots.predictions(
+            {entry.name: (entry.first, entry.newest, entry.found) for entry in self.entries.values()}
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def relative_error(predicted: float, found: float) -> float:
+    """-0.25: a quarter too low."""
+    return (predicted - found) / abs(found)
+
+
+def number(value: float) -> str:
+    """Four significant digits; whole numbers in full."""
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.4g}"
