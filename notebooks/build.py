@@ -23,6 +23,8 @@ markdown cell
     <!-- solution -->                             inside <details> becomes the solution of the exercise above,
     <!-- colab -->                                becomes a link that opens this very notebook on Colab.
 
+A code cell with nothing but ``# <setup>`` becomes ``notebooks/setup_cell.py``, which finds the library.
+
 Every marker stands alone on its line. Anything that looks like a marker and is none stops the build.
 """
 
@@ -63,6 +65,7 @@ METADATA = {
 TAGS = ("parameters", "nbval-ignore-output", "nbval-skip", "exercise")
 
 CODE_MARKERS = ("exercise", "stub", "solution", "/exercise")
+SETUP_MARKER = "# <setup>"
 TEXT_MARKERS = ("student", "/student", "solved", "/solved", "solution", "colab")
 CODE_MARKER = re.compile(r"\s*#\s*<\s*(/?[A-Za-z_-]+)\s*/?>\s*")
 TEXT_MARKER = re.compile(r"\s*<!--\s*(/?[A-Za-z_-]+)\s*-->\s*")
@@ -196,13 +199,26 @@ def colab_badge(repository: str, path: str) -> str:
     return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({page})"
 
 
-def generate(source: str, name: str, variant: Variant, badge: str = "") -> NotebookNode:
-    """The notebook of one variant, not executed; ``badge`` is the link to Colab.
+def setup_cell(repository: str) -> str:
+    """The cell that finds the library, and fetches it from a public repository "owner/name" where there is one."""
+    template = (ROOT / "setup_cell.py").read_text(encoding="utf-8").rstrip("\n")
+    setting = 'REPOSITORY = ""'
+    if template.count(setting) != 1:
+        raise SourceError(f"setup_cell.py must hold the line {setting} once")
+    return template.replace(setting, f'REPOSITORY = "{repository}"')
+
+
+def generate(source: str, name: str, variant: Variant, repository: str = "", path: str = "") -> NotebookNode:
+    """The notebook of one variant, not executed.
+
+    ``repository`` is where the course is published, "owner/name" or "", and ``path`` the notebook's place in it: for
+    the link to Colab and the setup cell.
 
     A cell's id depends on its source text alone, so that it survives a rebuild, a move and a change
     elsewhere, and is the same in both variants.
     """
     raw = jupytext.reads(source, fmt="py:percent")
+    badge = colab_badge(repository, path)
     notebook = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
     solutions: tuple[str, ...] = ()
     seen: set[str] = set()
@@ -211,7 +227,10 @@ def generate(source: str, name: str, variant: Variant, badge: str = "") -> Noteb
         tags = cell.metadata.get("tags", [])
         if unknown := sorted(set(tags) - set(TAGS)):
             raise place.error(1, f"unknown tag {unknown[0]!r}; known are {', '.join(TAGS)}")
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and cell.source.strip() == SETUP_MARKER:
+            text = setup_cell(repository)
+            new = nbformat.v4.new_code_cell(text)
+        elif cell.cell_type == "code":
             cut = cut_code(cell.source, variant, place)
             text = cut.code
             if cut.solutions:
@@ -348,8 +367,7 @@ class Course:
     def generate(self, name: str, variant: Variant) -> NotebookNode:
         path = self.folder / "src" / f"{name}.py"
         place = self.target(name, variant).relative_to(self.folder.parent)
-        badge = colab_badge(self.repository, place.as_posix())
-        return generate(path.read_text(encoding="utf-8"), path.name, variant, badge)
+        return generate(path.read_text(encoding="utf-8"), path.name, variant, self.repository, place.as_posix())
 
     def orphans(self) -> list[Path]:
         """Notebooks without a source."""

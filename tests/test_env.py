@@ -182,7 +182,11 @@ def with_version(name: str, version: str | None) -> env.Machine:
             "set OMP_NUM_THREADS=2 before Jupyter starts if the machine has two cores",
         ),
         (replace(GOOD, colab=True), "device", "Runtime > Change runtime type > T4 GPU, then run this again"),
-        (replace(GOOD, gpu=T4), "half precision", "use torch.float16 wherever a cell of yours wants half precision"),
+        (
+            replace(GOOD, gpu=T4),
+            "half precision",
+            "take here.half (torch.float16) wherever you want half precision",
+        ),
         (
             replace(GOOD, gpu=replace(T4, native_bf16=True, free_bytes=env.GIB)),
             "device memory",
@@ -200,7 +204,7 @@ def test_a_warning_has_an_arrow_and_is_counted() -> None:
         "OK   device         Tesla T4 (sm_75)",
         "OK   device memory  14.0 GiB free of 14.6 GiB",
         "WARN half precision fp16 only: this GPU emulates bf16",
-        "                    -> use torch.float16 wherever a cell of yours wants half precision",
+        "                    -> take here.half (torch.float16) wherever you want half precision",
     ]
     assert lines[-1] == "One line to look at: the arrow says what to do."
     two = str(env.judge(replace(GOOD, threads=1, python=(3, 9))))
@@ -236,3 +240,84 @@ def test_the_check_opens_no_connection() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# Sizes that fit, and the 16-bit type
+
+
+def test_the_heaviest_step_is_that_of_a_gpt2_with_its_real_vocabulary() -> None:
+    """All of its terms, written out: 28 hidden states a block, statistics and log-sum-exp, four logits, four copies."""
+    s, b, h, a, n, v = 96, 3, 128, 2, 7, 50_257
+    parameters = n * (12 * h * h + 13 * h) + (v + s + 2) * h
+    blocks = n * (28 * 4 * s * b * h + 16 * s * b + 4 * a * s * b)
+    assert env.setup(**LEGAL, device="cpu").needed_bytes == 4 * 4 * parameters + blocks + 4 * 4 * b * s * v + 8
+
+
+def test_seq_len_is_halved_until_the_heaviest_step_fits() -> None:
+    asked = env.setup(**LEGAL, device="cpu")
+    half, quarter = (replace(asked, seq_len=n, asked_seq_len=96) for n in (48, 24))
+    assert env.setup(**LEGAL, device="cpu", free_bytes=asked.needed_bytes) == asked
+    assert env.setup(**LEGAL, device="cpu", free_bytes=asked.needed_bytes - 1) == half
+    assert env.setup(**LEGAL, device="cpu", free_bytes=half.needed_bytes) == half
+    assert env.setup(**LEGAL, device="cpu", free_bytes=half.needed_bytes - 1) == quarter
+    assert str(half) == (
+        "7 blocks of width 128 (2 heads), 3 x 48 (not 96: free memory) tokens a step, "
+        "checkpoint_every=5, steps=2, on cpu"
+    )
+
+
+def test_where_nothing_fits_the_smallest_seq_len_is_tried_all_the_same() -> None:
+    assert env.setup(**LEGAL, device="cpu", free_bytes=0).seq_len == env.SMALLEST_SEQ_LEN
+    assert env.setup(**{**LEGAL, "seq_len": 9}, device="cpu", free_bytes=0).seq_len == 8
+
+
+def test_the_defaults_fit_the_memory_that_the_course_asks_for() -> None:
+    assert env.DEFAULTS.needed_bytes < env.NEEDED_HOST_BYTES
+
+
+def test_a_cpu_has_bfloat16() -> None:
+    assert env.DEFAULTS.half == torch.bfloat16
+    torch.ones(2, dtype=env.DEFAULTS.half).sum().item()
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_a_gpu_that_emulates_bfloat16_gets_float16(
+    native: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """unsloth#2783: notebooks that asked for bf16 stopped on a T4, which says that it has it."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    assert replace(env.DEFAULTS, device=torch.device("cuda")).half == dtype
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes"),
+    [
+        (GOOD, "OK   sizes          8.00 GiB are free: seq_len up to 4,096 fits, the other parameters as they are"),
+        (
+            replace(GOOD, host_free_bytes=env.GIB),
+            "WARN sizes          1.00 GiB are free: seq_len becomes 256, for the course's heaviest step\n"
+            "                    -> close other notebooks and programs",
+        ),
+        (
+            replace(GOOD, gpu=T4, host_free_bytes=0),
+            "OK   sizes          14.0 GiB are free: seq_len up to 4,096 fits, the other parameters as they are",
+        ),
+        (
+            replace(GOOD, host_free_bytes=None),
+            "OK   sizes          free memory is unknown here: the parameters below are used as they are",
+        ),
+    ],
+    ids=["a laptop", "little memory", "a T4", "unknown"],
+)
+def test_the_first_cell_says_which_sizes_fit(machine: env.Machine, sizes: str) -> None:
+    report = env.judge_beginning(machine)
+    assert str(report.lines[-1]) == sizes
+    assert str(report).startswith(str(report.lines[0]))
+
+
+def test_the_first_cell_on_colab_says_how_to_get_a_gpu_and_on_a_t4_which_half() -> None:
+    (without, _sizes) = env.judge_beginning(replace(GOOD, colab=True)).lines
+    assert without.advice == "Runtime > Change runtime type > T4 GPU, then run this again"
+    *_, half, _sizes = env.judge_beginning(replace(GOOD, colab=True, gpu=T4)).lines
+    assert half.finding == "fp16 only: this GPU emulates bf16"
+    assert half.advice == "take here.half (torch.float16) wherever you want half precision"

@@ -251,7 +251,11 @@ def check_environment() -> EnvironmentReport:
 
 def begin() -> EnvironmentReport:
     """What the first cell of a notebook says: the device, how to get a GPU on Colab, which 16-bit type, which sizes."""
-    machine = look_at_machine()
+    return judge_beginning(look_at_machine())
+
+
+def judge_beginning(machine: Machine) -> EnvironmentReport:
+    """The lines of ``begin``, from facts alone."""
     return EnvironmentReport((*_judge_device(machine), _judge_sizes(machine)))
 
 
@@ -328,7 +332,7 @@ def _judge_device(machine: Machine) -> list[Line]:
     half = Line(
         "half precision",
         "bf16" if gpu.native_bf16 else "fp16 only: this GPU emulates bf16",
-        "" if gpu.native_bf16 else "use torch.float16 wherever a cell of yours wants half precision",
+        "" if gpu.native_bf16 else "take here.half (torch.float16) wherever you want half precision",
     )
     return [Line("device", name), memory, half]
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +32,11 @@ class ColabKernel:
     """The kernel whose virtual environment is ``folder``."""
 
     folder: Path
+    interpreter: Path | None = None  # where it is not in the folder
 
     @property
     def python(self) -> Path:
-        return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        return self.interpreter or self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     @property
     def spec(self) -> Path:
@@ -44,6 +45,17 @@ class ColabKernel:
     def choose(self, setenv: Callable[[str, str], None]) -> None:
         """Let notebooks that are started with this environment run on it."""
         setenv("JUPYTER_PATH", str(self.folder / "jupyter"))
+
+    def without_course(self, folder: Path) -> ColabKernel:
+        """The same kernel, described in ``folder``, where memsave_lib is not installed, as on a fresh Colab.
+
+        Without the module site no .pth file is read, so that what is installed to be edited is not found.
+        """
+        own = self._ask("import sysconfig; print(sysconfig.get_path('purelib'))")
+        course = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+        bare = ColabKernel(folder, interpreter=self.python)
+        bare._write_spec(["-S"], {"PYTHONPATH": os.pathsep.join(dict.fromkeys((own, *course)))})
+        return bare
 
     def make(self) -> None:
         """From nothing: an environment that has packages of the course behind it must not be installed into."""
@@ -57,16 +69,17 @@ class ColabKernel:
         Path(own, "course.pth").write_text(lines, encoding="utf-8")
         self._write_spec()
 
-    def _write_spec(self) -> None:
+    def _write_spec(self, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         # As newer ipykernels start a kernel: without -X the debugger warns that it may miss breakpoints.
-        command = [str(self.python), "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        options = [*options, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec = {
-            "argv": command,
+            "argv": [str(self.python), *options],
             "display_name": "Python 3, as on Colab",
             "language": "python",
-            "env": {"COLAB_RELEASE_TAG": "none: only its widgets"},  # check_environment() goes by it
+            # check_environment() goes by it
+            "env": {"COLAB_RELEASE_TAG": "none: only its widgets", **(environment or {})},
         }
-        self.spec.parent.mkdir(parents=True)
+        self.spec.parent.mkdir(parents=True, exist_ok=True)
         self.spec.write_text(json.dumps(spec, indent=1), encoding="utf-8")
 
     @cached_property
