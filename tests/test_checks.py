@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -56,8 +57,9 @@ WRONG_PARAMETER_BYTES = {
     "You left out frozen parameters": lambda m: sum(p.nbytes for p in m.parameters() if p.requires_grad),
     "parameters alone": lambda m: sum(t.nbytes for t in [*m.parameters(), *m.buffers()]),
     "You left out the biases": lambda m: sum(p.nbytes for name, p in m.named_parameters() if p.dim() >= 2),
-    "is an int, and your function returned 48.0 (float)": lambda m: 48.0,
-    "is an int, and your function returned None (NoneType)": lambda m: None,
+    "an int, and your function returned 48.0 (float): a float is exact only up to a point.": lambda m: 48.0,
+    "is an int, and your function returned None (NoneType): end it with return": lambda m: None,
+    "is an int, and your function returned True (bool).": lambda m: True,
     "For your model you get 7 bytes": lambda m: 7,
 }
 
@@ -68,6 +70,13 @@ def test_parameter_bytes_names_the_mistake(here: Setup, reason: str, answer: Cal
     found = checks.check_parameter_bytes(answer, model(here))
     assert found.passed is False
     assert reason in str(found)
+
+
+def test_a_whole_number_of_any_type_is_a_count_of_bytes() -> None:
+    counted = checks.check_parameter_bytes(lambda m: np.int64(sum(p.nbytes for p in m.parameters())), nn.Linear(3, 4))
+    assert counted.passed is True
+    assert checks.no_count([np.int32(3), 4]) is None
+    assert "returned tensor(3) (Tensor)" in checks.no_count([4, torch.tensor(3)])
 
 
 # 01

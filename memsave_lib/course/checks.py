@@ -6,9 +6,10 @@ NotImplementedError, and the verdict is "not tried yet". Any other error is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from numbers import Integral
 
 import torch
 from torch import nn
@@ -51,6 +52,20 @@ def is_untouched(function: Callable[..., object], *arguments: object) -> bool:
     return False
 
 
+def no_count(values: Iterable[object]) -> str | None:
+    """What to say to the first of these answers that is no whole number of bytes; None if all are."""
+    for value in values:
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            continue
+        said = f"A count of bytes is an int, and your function returned {value!r} ({type(value).__name__})"
+        if value is None:
+            return f"{said}: end it with return and the number."
+        if isinstance(value, float) and value.is_integer():
+            return f"{said}: a float is exact only up to a point. Divide with // if you divide, and write 4, not 4.0."
+        return f"{said}."
+    return None
+
+
 # 00: the bytes of a model's parameters
 
 
@@ -60,8 +75,8 @@ def check_parameter_bytes(function: Callable[[nn.Module], int], model: nn.Module
     if is_untouched(function, model):
         return NOT_TRIED
     given = {name: function(case) for name, case in cases.items()}
-    if bad := [value for value in given.values() if type(value) is not int]:
-        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if complaint := no_count(given.values()):
+        return wrong(complaint)
     wanted = {name: _parameter_bytes(case) for name, case in cases.items()}
     if given == wanted:
         return right(
@@ -153,8 +168,8 @@ def check_saved_bytes(function: Callable[[int, int, int, int, int], int], here: 
     if is_untouched(function, *vars(yours).values()):
         return NOT_TRIED
     given = [function(*vars(case).values()) for case in cases]
-    if bad := [value for value in given if type(value) is not int]:
-        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if complaint := no_count(given):
+        return wrong(complaint)
     wanted = [case.saved_bytes for case in cases]
     if given == wanted:
         return right(f"At your parameters ({yours}) the stack saves {exact_bytes(wanted[-1])}.")
