@@ -93,6 +93,7 @@ lint: $(INSTALLED_DEV)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m codespell_lib .
+	$(PY) -m pymarkdown scan --recurse README.md CONTRIBUTING.md teaching
 	$(PY) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(PY) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
 	$(PY) -m check_jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
