@@ -154,6 +154,15 @@ def keeps_more(blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> Tensor:
     return in_sizes(chunk_sizes)(blocks, x * torch.ones_like(x, requires_grad=True), chunks)
 
 
+def reentrant(blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> Tensor:
+    """PyTorch's older checkpoint, which is also what you get when you do not say which."""
+    start = 0
+    for size in chunk_sizes(len(blocks), chunks):
+        x = checkpoint(nn.Sequential(*blocks[start : start + size]), x, use_reentrant=True)
+        start += size
+    return x
+
+
 WRONG_CHUNKS = {
     "does a lambda look up the loop variable too late?": closing_over,
     "forward runs the blocks 0, 1, 2, 3, 4, 5: every block must run once": only_full_chunks,
@@ -172,6 +181,7 @@ WRONG_CHUNKS = {
     "hand each chunk the output of the chunk before": on_the_input,
     "is a part cut off from autograd?": cut_off,
     "are saved instead of": keeps_more,
+    "no gradient flows from it: say use_reentrant=False": reentrant,
     "your function returned None": lambda blocks, x, c: None,
 }
 
@@ -190,6 +200,7 @@ def test_chunks_says_what_yours_are() -> None:
 
 
 @SETUPS
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize(("reason", "answer"), WRONG_CHUNKS.items(), ids=WRONG_CHUNKS)
 def test_chunks_names_the_mistake(here: Setup, reason: str, answer: Callable[..., Tensor]) -> None:
     found = chunk_checks.check_chunks(answer, here)
@@ -239,8 +250,9 @@ def test_silent_accepts_the_solution(here: Setup) -> None:
     assert found.passed is True, str(found)
 
 
+@SETUPS
 @pytest.mark.parametrize(("reason", "answer"), WRONG_NAMES.items(), ids=WRONG_NAMES)
-def test_silent_names_the_mistake(reason: str, answer: Callable[[nn.Module], list[str]]) -> None:
-    found = chunk_checks.check_silent(answer, DEFAULTS)
+def test_silent_names_the_mistake(here: Setup, reason: str, answer: Callable[[nn.Module], list[str]]) -> None:
+    found = chunk_checks.check_silent(answer, here)
     assert found.passed is False
     assert reason in str(found)

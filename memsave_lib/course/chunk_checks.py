@@ -172,6 +172,11 @@ def _fault_in_chunks(function: RunChunks, stack: BlockStack, x: Tensor, chunks: 
                 )
             if not torch.equal(output, expected):
                 return "the output differs from a plain run: hand each chunk the output of the chunk before."
+            if not output.requires_grad:
+                return (
+                    "the output is right, but no gradient flows from it: say use_reentrant=False. The other kind of "
+                    "checkpoint wants an input that needs a gradient, and the first x needs none."
+                )
             output.sum().backward()
     finally:
         for handle in handles:
