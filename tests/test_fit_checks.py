@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ import memsave_lib as ms
 from memsave_lib.costs import BlockCosts, ModelCosts, Needs
 from memsave_lib.course import fit_checks, guide
 from memsave_lib.course.env import Setup
-from memsave_lib.course.fit_checks import FloorCase, Puzzle
+from memsave_lib.course.fit_checks import FloorCase
 from memsave_lib.devices import Device
 from memsave_lib.planner.chain import Chain
-from memsave_lib.strategies import ACTIONS
 
 DEFAULTS = Setup(512, 2, 6, 256, 2, 2, torch.device("cpu"))
 ODD = Setup(96, 5, 7, 256, 3, 2, torch.device("cpu"), seed=3)
@@ -27,70 +25,6 @@ SETUPS = pytest.mark.parametrize("here", [DEFAULTS, ODD, SMALLEST], ids=["defaul
 
 def unfinished(*arguments: object) -> Any:
     raise NotImplementedError("your turn")
-
-
-# A plan by hand
-
-SHORT = {"k": "keep", "r": "recompute", "o": "offload"}
-#: The notebook's, and one where every second counts thrice and the link is a third as fast: the same plans are best.
-PUZZLES = pytest.mark.parametrize("puzzle", [Puzzle(), Puzzle(forward=3, link=1)], ids=["notebook", "slow"])
-
-
-def placed(letters: str) -> Callable[[], list[str]]:
-    return lambda: [SHORT[letter] for letter in letters]
-
-
-@PUZZLES
-def test_placement_accepts_every_best_plan_and_knows_the_stub(puzzle: Puzzle) -> None:
-    plans = ["".join(letters) for letters in product("kro", repeat=6)]
-    right = {letters for letters in plans if fit_checks.check_placement(placed(letters), puzzle).passed}
-    assert right == {"orokrk", "oorkrk", "ororkk", "oorrkk"}
-    assert all(set(letters) == set("kro") for letters in right), "the best plans mix all three"
-    assert fit_checks.check_placement(unfinished, puzzle).passed is None
-
-
-WRONG_PLACEMENTS = {
-    "no room for block 2: the blocks before it hold 12 GB, at work it needs 6 GB more": "kkkkkk",
-    "no room for block 5: the blocks before it hold 10 GB": "rrrrkk",
-    "while the link carries nothing": "rrrrrr",
-    "what the last block sends has to leave": "oooooo",
-    "with one sent away behind the other the link falls behind": "oooook",
-    "waiting at the turn, for what is still leaving": "ooorrk",
-    "could one of them be kept, or sent away": "orrrrk",
-}
-
-
-@PUZZLES
-@pytest.mark.parametrize(("reason", "letters"), WRONG_PLACEMENTS.items(), ids=WRONG_PLACEMENTS.values())
-def test_placement_names_the_mistake(puzzle: Puzzle, reason: str, letters: str) -> None:
-    found = fit_checks.check_placement(placed(letters), puzzle)
-    assert found.passed is False
-    assert reason in str(found)
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (["keep"] * 5, "Return a list of 6 words"),
-        ("keep", "you returned 'keep'"),
-        (None, "you returned None"),
-        (["keep"] * 5 + ["drop"], "you have 'drop'"),
-    ],
-    ids=["five", "word", "none", "unknown"],
-)
-def test_placement_wants_six_known_words(answer: Any, reason: str) -> None:
-    found = fit_checks.check_placement(lambda: answer)
-    assert found.passed is False
-    assert reason in str(found)
-
-
-@pytest.mark.parametrize(
-    "puzzle", [Puzzle(), Puzzle(forward=3, link=1), Puzzle(5, 1, 9, 2, 2, 20)], ids=["notebook", "slow", "large"]
-)
-def test_following_a_plan_costs_what_the_planner_says(puzzle: Puzzle) -> None:
-    plans = list(product(range(3), repeat=puzzle.n_blocks))
-    followed = [fit_checks.follow(puzzle, [ACTIONS[action] for action in plan]).seconds for plan in plans]
-    assert followed == pytest.approx(puzzle.extra_seconds(plans), rel=1e-12, abs=1e-12)
 
 
 # The floor
@@ -155,9 +89,26 @@ def test_the_floor_is_the_planners(case: FloorCase) -> None:
 # What to attack first
 
 
-@pytest.fixture(scope="module")
-def yours() -> tuple[ms.Estimate, ms.Estimate]:
-    return fit_checks.AttackCase("yours", 2, 64, 256, 2, 32).estimates()
+YOURS = {
+    "blocks": fit_checks.AttackCase("yours", 2, 64, 256, 2, 512),
+    "weights": fit_checks.AttackCase("yours", 2, 64, 256, 2, 32),
+    "loss": fit_checks.AttackCase("yours", 1, 64, 8192, 2, 64),
+    # What its peak is made of says something else than its bottleneck.
+    "blocks, beside a large loss": fit_checks.AttackCase("yours", 1, 64, 4096, 2, 256),
+}
+
+
+@pytest.fixture(params=YOURS)
+def yours(request: pytest.FixtureRequest) -> tuple[ms.Estimate, ms.Estimate]:
+    """Estimates as a learner may have them: each with another answer."""
+    return YOURS[request.param].estimates()
+
+
+@pytest.mark.parametrize("name", YOURS)
+def test_learners_may_have_any_answer(name: str) -> None:
+    pair, answer = YOURS[name].estimates(), name.split(",")[0]
+    assert guide.bottleneck(*pair) == answer
+    assert f"For yours, attack the {answer} first." in str(fit_checks.check_attack_first(first, *pair))
 
 
 @pytest.fixture(scope="module", autouse=True)

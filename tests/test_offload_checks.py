@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import memsave_lib as ms
-from memsave_lib import formulas, held
+from memsave_lib import formulas
 from memsave_lib.course import costs, offload_checks
 from memsave_lib.course.env import Setup
 from memsave_lib.flops import profile_blocks
@@ -168,117 +167,3 @@ def test_slowest_link_names_the_mistake(reason: str, answer: Callable[..., float
     found = offload_checks.check_slowest_link(answer)
     assert found.passed is False
     assert reason in str(found)
-
-
-# Hooks
-
-
-class Solution:
-    def __init__(self, model: nn.Module) -> None:
-        self.weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-
-    def stays(self, tensor: Tensor) -> bool:
-        return tensor.nbytes < 65536 or tensor.untyped_storage().data_ptr() in self.weights
-
-    def pack(self, tensor: Tensor) -> Any:
-        copy = tensor.detach() if self.stays(tensor) else tensor.to("cpu", copy=True)
-        return held.witness(tensor), tensor._version, tensor.device, copy
-
-    def unpack(self, ticket: Any) -> Any:
-        witness, version, device, copy = ticket
-        held.check_version(witness, version, copy.shape)
-        return copy.to(device)
-
-
-class Stub(Solution):
-    def pack(self, tensor: Tensor) -> Any:
-        raise NotImplementedError("your turn")
-
-
-class TenLines(Solution):
-    """The hooks of the notebook's first section."""
-
-    def pack(self, tensor: Tensor) -> Any:
-        return tensor.device, tensor.to("cpu", copy=True)
-
-    def unpack(self, ticket: Any) -> Any:
-        device, copy = ticket
-        return copy.to(device)
-
-
-class WeightsByName(Solution):
-    def __init__(self, model: nn.Module) -> None:
-        self.parameters = {id(parameter) for parameter in model.parameters()}
-
-    def stays(self, tensor: Tensor) -> bool:
-        return tensor.nbytes < 65536 or id(tensor) in self.parameters
-
-
-class ReturnsItsArgument(Solution):
-    def pack(self, tensor: Tensor) -> Any:
-        packed = super().pack(tensor)
-        return (*packed[:3], tensor) if self.stays(tensor) else packed
-
-
-class KeepsTheTensor(Solution):
-    def pack(self, tensor: Tensor) -> Any:
-        return (tensor.detach(), *super().pack(tensor)[1:])
-
-
-class KeepsAll(Solution):
-    def stays(self, tensor: Tensor) -> bool:
-        return True
-
-
-class NeverLooks(Solution):
-    def unpack(self, ticket: Any) -> Any:
-        return ticket[-1].to(ticket[-2])
-
-
-class InHalfPrecision(Solution):
-    def unpack(self, ticket: Any) -> Any:
-        return super().unpack(ticket).bfloat16().float()
-
-
-class HandsBackTheTicket(Solution):
-    def unpack(self, ticket: Any) -> Any:
-        return ticket
-
-
-WRONG_HOOKS = {
-    "A weight was sent away": TenLines,
-    "compare storages, not tensors": WeightsByName,
-    "your pack hook returned its argument": ReturnsItsArgument,
-    "A witness owns no memory": KeepsTheTensor,
-    "still holds the wide activation (512.0 KiB)": KeepsAll,
-    "under hooks PyTorch does not look": NeverLooks,
-    "unpack must return what pack was given": InHalfPrecision,
-    "unpack must return a tensor, yours returned a tuple": HandsBackTheTicket,
-}
-
-
-@SETUPS
-def test_hooks_accept_the_solution_and_know_the_stub(here: Setup) -> None:
-    state = torch.get_rng_state()
-    found = offload_checks.check_hooks(Solution, here)
-    assert found.passed is True, str(found)
-    assert offload_checks.check_hooks(Stub, here).passed is None
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@SETUPS
-@pytest.mark.parametrize(("reason", "answer"), WRONG_HOOKS.items(), ids=WRONG_HOOKS)
-def test_hooks_name_the_mistake(here: Setup, reason: str, answer: type[Solution]) -> None:
-    found = offload_checks.check_hooks(answer, here)
-    assert found.passed is False
-    assert reason in str(found)
-
-
-def test_a_check_of_their_own_notices_changes_too() -> None:
-    class OwnError(Solution):
-        def unpack(self, ticket: Any) -> Any:
-            if ticket[0]._version != ticket[1]:
-                raise RuntimeError("changed since it was packed")
-            return ticket[-1].to(ticket[-2])
-
-    assert offload_checks.check_hooks(OwnError, DEFAULTS).passed is True
