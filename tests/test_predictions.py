@@ -31,6 +31,7 @@ def test_a_question_diagnoses() -> None:
         (None, None, "Not tried yet: replace None by your number, then run this cell again."),
         (16, True, "Right. You predicted 16, it is 15.98: 0.1% too high."),
         (15.98, True, "Right. You predicted 15.98, it is 15.98, exactly."),
+        (15.975, True, "Right. You predicted 15.97, it is 15.98: less than 0.1% too low."),
         (np.float64(15.9), True, "Right. You predicted 15.9, it is 15.98: 0.5% too low."),
         (
             12.1,
@@ -72,7 +73,8 @@ def test_the_ledger_keeps_the_first_prediction_and_the_newest() -> None:
         "peak, times the parameters                 4           -           8         -"
     )
     assert ledger.plot().sentence == (
-        "1 of 2 numbers predicted. hidden states that a block saves: 1 times; peak, times the parameters: 0.5 times."
+        "1 of 2 numbers predicted. hidden states that a block saves: 1.00 times; "
+        "peak, times the parameters: 0.50 times."
     )
 
 
@@ -94,7 +96,8 @@ def test_two_ledgers_share_nothing() -> None:
         ((1e9, 1e9, 1.0), "far above"),
         ((1.0, 1.0, 1e9), "far below"),
         ((1.0, 3.0, 4.0), "0.75 times"),
-        ((-2.0, -4.0, -2.0), "2 times"),
+        ((-2.0, -4.0, -2.0), "2.00 times"),
+        ((None, 47.0, 2.0), "24 times"),
     ],
 )
 def test_the_picture_says_how_far_a_prediction_is_off(

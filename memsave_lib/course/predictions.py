@@ -50,7 +50,10 @@ class Question:
         if predicted == found:
             return f"{said}, exactly"
         way = "low" if predicted < found else "high"
-        return f"{said}: {abs(relative_error(predicted, found)):.1%} too {way}" if found else f"{said}: too {way}"
+        if not found:
+            return f"{said}: too {way}"
+        error = abs(relative_error(predicted, found))
+        return f"{said}: {f'{error:.1%}' if error >= 0.0005 else 'less than 0.1%'} too {way}"
 
     def _reason(self, predicted: float) -> str:
         reason = min(self.mistakes, key=lambda reason: abs(self.mistakes[reason] - predicted), default=None)

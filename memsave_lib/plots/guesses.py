@@ -66,4 +66,6 @@ def _note(predicted: float, found: float) -> str:
     if not found or predicted / found <= 0:
         return "another sign" if found and predicted else "zero is not it" if found else "it is zero"
     ratio = predicted / found
-    return f"{ratio:.3g} times" if 0.01 <= ratio < 100 else ("far below" if ratio < 1 else "far above")
+    if not 0.01 <= ratio < 100:
+        return "far below" if ratio < 1 else "far above"
+    return f"{ratio:.2f} times" if ratio < 10 else f"{ratio:.0f} times"
