@@ -2,6 +2,7 @@
 # requirement file has changed. Run them from this folder, or with `make -C FOLDER`.
 #
 #   make lab          open the course in JupyterLab
+#   make check        whether this machine will do for the course: a minute, before a workshop
 #   make run          execute every notebook into build/, with one progress bar
 #   make test         everything that CI checks, fast failures first (DEEPSPEED=1: with the real DeepSpeed)
 #   make notebooks    rebuild the notebooks from notebooks/src (ARGS="01 03" for some, ARGS=--check to compare only)
@@ -35,7 +36,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
 COMMITTED := $(sort $(wildcard notebooks/*.ipynb notebooks/solutions/*.ipynb))
 
 .NOTPARALLEL:
-.PHONY: help lab run test test-versions notebooks bench record ledger colab-kernel screenshots lint check-build unit nbval papermill browser
+.PHONY: help lab check run test test-versions notebooks bench record ledger colab-kernel screenshots lint check-build unit nbval papermill browser
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -62,6 +63,9 @@ $(INSTALLED_COLAB): $(INSTALLED) requirements-colab.txt tests/notebooks/colab_ke
 
 lab: $(INSTALLED)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
+
+check: $(INSTALLED)
+	$(PY) teaching/check.py
 
 run: $(INSTALLED)
 	$(PY) notebooks/run.py $(ARGS)

@@ -178,7 +178,10 @@ def cut_text(text: str, variant: Variant, solutions: tuple[str, ...], badge: str
             if only in (None, variant):
                 kept.append("```python\n" + "\n\n".join(solutions) + "\n```")
         elif marker == "colab":
-            kept += [badge] if badge else []
+            if badge:
+                kept.append(badge)
+            elif kept and not kept[-1]:
+                kept.pop()  # the empty line above it goes too
         elif only is None and not marker.startswith("/"):
             only = marker
         elif marker == f"/{only}":

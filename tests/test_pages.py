@@ -140,10 +140,7 @@ def readme_minutes() -> dict[str, list[int]]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_readme_says_the_minutes_of_each_notebook(path: Path) -> None:
     notebook = nbformat.read(ROOT / "notebooks" / f"{path.stem}.ipynb", as_version=4)
-    stated = rules.minutes_stated(notebook)
-    if stated is None:
-        pytest.skip(f"the first cell of {path.stem} does not say its minutes with and without exercises yet")
-    assert readme_minutes()[path.stem[:2]] == list(stated)
+    assert readme_minutes()[path.stem[:2]] == list(rules.minutes_stated(notebook))
 
 
 def test_a_page_without_a_title_and_with_a_gap_is_noticed(tmp_path: Path) -> None:

@@ -1,52 +1,47 @@
 # %% [markdown]
 # # 00 Start here
 #
+# <!-- colab -->
+#
 # A training step holds far more memory than the model. This course finds out what that memory is, and how to trade it
 # for time. You predict a number, measure it, and read why the two differ.
 #
-# **After these 15 minutes you can**
+# **After these 15 minutes, and 9 of exercises, you can**
 #
 # - say whether your machine is good enough for the course;
 # - measure the peak memory of a training step, to the byte, and say where in the step it is;
 # - do an exercise and read what its check tells you.
 #
 # You need some Python, and to have seen a training loop in PyTorch. You need no GPU, no account and no download.
-
-# %% [markdown]
+#
 # ## Before you begin
 #
-# Run the cells from top to bottom with Shift+Enter. The first one loads PyTorch and the library of the course.
+# Run the cells from top to bottom with Shift+Enter. The first one finds the library of the course, and says what it
+# found.
 #
-# <details><summary>On Colab: three lines before everything else</summary>
+# <details><summary>On Colab</summary>
 #
-# Choose *Runtime > Change runtime type > T4 GPU*. Then run this in a new cell at the top, with the address from which
-# you got the course. Everything else is there already.
+# Choose *Runtime > Change runtime type > T4 GPU* before you run anything.
 #
-# ```python
-# !git clone ADDRESS course
-# %cd course/notebooks
-# import sys; sys.path.insert(0, "..")
-# ```
+# The first cell of every notebook finds the library where it is: installed, in a folder above the notebook, in a zip
+# of the course that you uploaded (the folder icon on the left), or at the address from which the course is published,
+# which it then clones. It installs nothing: what the course needs is on Colab already.
 #
 # The library has a self-test for GPUs: streams, page-locked memory, random numbers, CUDA's formulas. It has not been run
-# on a GPU yet; you may be the first. It takes another cell:
+# on a GPU yet; you may be the first. Once the cells down to `print(here)` have run, it takes another one:
 #
 # ```python
+# from pathlib import Path
+#
+# course = Path(ms.__file__).parents[1]
 # !pip install -q pytest hypothesis
-# !cd .. && python -m pytest -q -m gpu tests
+# !cd "{course}" && python -m pytest -q -m gpu tests
 # ```
 #
 # </details>
 
-# %%
-import time
-
-import torch
-
-import memsave_lib as ms
-from memsave_lib.course import checks, texts
-from memsave_lib.course.env import check_environment, setup
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% [markdown]
 # Every notebook has a cell of parameters like the next one. Change a number there, run all cells, and everything
@@ -62,15 +57,19 @@ steps = 3
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
+import time
+
+import torch
+
+import memsave_lib as ms
+from memsave_lib.course import checks, texts
+from memsave_lib.course.env import check_environment, setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import start
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
@@ -136,14 +135,6 @@ print(f"{model.num_parameters():,} parameters take {human_bytes(weights)}. Their
 # </details>
 
 # %% [markdown]
-# **Predict.** One step runs the model forward, computes gradients backward, and lets the optimizer AdamW change the
-# weights. At its fullest moment, how many times the bytes of the parameters are alive? Write your guess down before
-# you go on. A wrong guess teaches more than none.
-
-# %%
-guess = 1.0  # times the bytes of the parameters: put your number here
-
-# %% [markdown]
 # **Measure.** `MemoryMeter` watches whatever runs inside its `with`: it notes each tensor that appears or vanishes,
 # in bytes. What you have here is a plain training loop; the meter changes nothing in it.
 
@@ -163,40 +154,98 @@ for batch in batches:
 print("loss of each step:", ", ".join(f"{value:.2f}" for value in losses))
 
 # %% [markdown]
-# The model has begun to learn, if you gave it a few steps. Now the peak of the first one: the largest number of bytes
-# that were alive at one moment.
+# The model has begun to learn, if you gave it a few steps. *Peak* is the largest number of bytes that were alive at one
+# moment.
+#
+# **Predict** that of the first step, which runs the model forward, computes gradients backward, and lets the optimizer
+# AdamW change the weights. At its fullest moment, how many times the bytes of the parameters are alive? Put your number
+# in place of `None`, then run the cell: it compares, and says what is missing. The `ledger` remembers your first
+# prediction of each number, and the newest. A wrong one teaches more than none.
 
 # %%
+# Exercise: difficulty 1 of 3, 2 minutes. For: knowing how much more a step takes than the model.
+# <exercise>
+# <stub>
+peak_times = None  # your number: times the bytes of the parameters
+# <solution>
+size = model.config
+activations = 4 * batches[0].numel() * (28 * size.n_layer * size.n_embd + 3 * size.vocab_size)
+update = 3 * weights + 2 * 4 * size.vocab_size * size.n_embd
+peak_times = 1 + max(activations, update) / weights
+# </exercise>
 first = traces[0]
 times = first.peak_bytes / weights
 print(f"Parameters: {human_bytes(weights)}. Peak of the first step: {human_bytes(first.peak_bytes)}.")
-print(f"That is {times:.1f} times as much.")
-print(f"You guessed {guess:g} times.")
 print(f"The peak was in {first.peak_at}.")
+print(ledger.check(start.first_peak(times), peak_times, times))
 
 # %% [markdown]
 # A place is a phase of the step, a module if one is at work, and an operation. `log_softmax` in its name means the
 # loss, where forward turns into backward.
 #
-# A common guess is 4 times: parameters, a gradient for each, and the two averages of each gradient that AdamW keeps.
-# *What is the rest?* The meter sorts every byte into a category. Here are three moments of the first step.
+# <details><summary>Hint</summary>
+#
+# Nobody can know it yet; 20 % off is good enough. What has the size of the parameters? What else does a step need, and
+# does that grow with the batch?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# From the back of an envelope that you can fill yourself after notebook 01. For each token and block, GPT-2 keeps 28
+# numbers for each of its `n_embd`; at the loss three more for each token of the vocabulary are alive. Or, with a
+# short text, the optimizer's step is the fullest moment: gradients and two averages, and two temporary tensors as large
+# as the largest parameter.
+#
+# </details>
+#
+# **Predict** again: the step is over, and the next one has not begun. How many times the parameters is alive now?
+
+# %%
+# Exercise: difficulty 1 of 3, 2 minutes. For: telling what stays from what comes and goes.
+# <exercise>
+# <stub>
+stays_times = None  # your number: times the bytes of the parameters
+# <solution>
+stays_times = 4
+# </exercise>
+between = sum(first.at_end.values()) / weights
+print(f"After the step {human_bytes(sum(first.at_end.values()))} stay alive.")
+print(ledger.check(start.after_the_step(times), stays_times, between))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Which tensors does the next step need? And what goes only when `zero_grad()` is called?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# Parameters, a gradient for each, and the two averages of each gradient that AdamW keeps. The crumbs on top are the
+# batch, which you hold yourself, and AdamW's counters of steps.
+#
+# </details>
+#
+# *What is the rest of the peak?* The meter sorts every byte into a category. Here are three moments of the first step.
 
 # %%
 moments = first.frame()
 fullest = moments.loc[moments["activation"].idxmax()]
 most_activations = {category: int(fullest[category]) for category in first.at_peak}
+saved = most_activations["activation"]
+print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / first.peak_bytes:.0%} of the peak.")
 ms.plots.bytes_by_category(
     {"most activations": most_activations, "the peak": first.at_peak, "after the step": first.at_end}
 )
 
-# %%
-between, saved = sum(first.at_end.values()), most_activations["activation"]
-print(f"After the step {between / weights:.1f} times the parameters stay alive, until the next one.")
-print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / first.peak_bytes:.0%} of the peak.")
-
 # %% [markdown]
-# The lowest bar is what you may have counted: parameters, gradients, optimizer. Parameters and optimizer stay from step
-# to step; gradients go at the next `zero_grad()`. *temporary* is what operations hand to each other.
+# The lowest bar is what stays: parameters and optimizer for good, gradients until the next `zero_grad()`. *temporary* is
+# what operations hand to each other.
 #
 # The orange part of the top bar is **activations**: what forward computed and keeps, because backward will need it.
 # They come and go within each step, and they grow with the batch and the length of the text; parameters do not. Are
@@ -206,8 +255,11 @@ print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / f
 # %% [markdown]
 # ## 3. How the course works
 #
-# Each section asks a question, lets you predict, measures, explains. Each notebook ends in exercises. These words
-# always mean the same here; other tools have other names for them.
+# Each section asks a question, lets you predict, measures, explains. A cell that begins with *Exercise* is yours to
+# change: a number in place of `None`, or a function in place of the line that raises an error. If you leave it, the
+# notebook runs on. Hint and solution are folded below it; the ledger stands at the end.
+#
+# These words always mean the same here; other tools have other names for them.
 #
 # | here | meaning | elsewhere |
 # |---|---|---|
@@ -222,11 +274,12 @@ print(f"Activations reach {saved / weights:.1f} times the parameters, {saved / f
 # %% [markdown]
 # ### Exercise: the bytes of the parameters
 #
-# *Difficulty 1 of 3, 5 minutes.* You have seen the bytes of this model's parameters. Write the function that counts
-# them for any model. Replace the line that raises the error, and run the cell: it checks your function.
+# You have seen the bytes of this model's parameters. Write the function that counts them for any model, and run the
+# cell: it checks your function.
 
 
 # %%
+# Exercise: difficulty 1 of 3, 5 minutes. For: counting bytes without a meter.
 def parameter_bytes(model: torch.nn.Module) -> int:
     """Bytes that the parameters of a model take, each parameter counted once."""
     # <exercise>
@@ -277,7 +330,14 @@ print(f"Forward and backward take {plain:.2f} s here, {metered:.2f} s under the 
 
 # %% [markdown]
 # A notebook runs a few dozen such steps: about half a minute on two idle CPU cores. Reading and thinking take you 15 to
-# 30 minutes. If a step takes many seconds here, set a smaller `seq_len` and run all cells again.
+# 30 minutes, exercises as long again. If a step takes many seconds here, set a smaller `seq_len` and run all cells
+# again.
+#
+# ## Your predictions
+
+# %%
+print(ledger)
+ledger.plot()
 
 # %% [markdown]
 # ## What you should have noticed

@@ -1,30 +1,19 @@
 # %% [markdown]
 # # 01 Activations
 #
+# <!-- colab -->
+#
 # Notebook 00 ended with a bar full of activations. Now you take it apart: which tensors, why these, how many bytes.
 #
-# **After these 30 minutes you can**
+# **After these 30 minutes, and 29 of exercises, you can**
 #
 # - say what autograd keeps for an operation, and why;
 # - count the saved bytes of a transformer block on paper, to the byte;
 # - read a memory timeline and say where its peak is;
 # - name five ways to measure memory that give a wrong number.
 
-# %%
-from collections.abc import Callable
-
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-import memsave_lib as ms
-from memsave_lib import labs
-from memsave_lib.course import checks, texts
-from memsave_lib.course.counters import count_otherwise
-from memsave_lib.course.env import setup
-from memsave_lib.course.saved import saved_for_backward, saved_table
-from memsave_lib.formulas import BlockShape, block_saved_bytes
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -36,22 +25,30 @@ steps = 2
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import memsave_lib as ms
+from memsave_lib import labs
+from memsave_lib.course import checks, measure_checks, texts
+from memsave_lib.course.counters import count_otherwise
+from memsave_lib.course.env import setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import activations as questions
+from memsave_lib.course.saved import saved_for_backward, saved_table
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
 # ## 1. What backward needs
 #
-# Forward computes `y = x @ W`. Backward gets the gradient of `y` and must return that of `x` and that of `W`. *Which
-# of the three tensors must survive until then?* And if `W` is frozen, so that it needs no gradient?
+# Forward computes `y = x @ W`. Backward gets the gradient of `y` and returns those of `x` and `W`. *Which of the three
+# tensors must survive until then?* And if `W` is frozen, so that it needs no gradient?
 
 # %%
 x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device, requires_grad=True)
@@ -61,12 +58,12 @@ W.requires_grad_(False)
 print("W is frozen:", saved_for_backward(lambda x, W: x @ W, x=x, W=W), sep="\n")
 
 # %% [markdown]
-# The gradient of `W` is `x.T @ dy`, that of `x` is `dy @ W.T`. So each of the two needs the *other* one; nobody needs
-# `y`. Freeze `W`, and `x` is dropped. Autograd keeps what a derivative mentions, and nothing else.
+# The gradient of `W` is `x.T @ dy`, that of `x` is `dy @ W.T`. Each needs the *other* one; nobody needs `y`. Freeze `W`,
+# and `x` is dropped. Autograd keeps what a derivative mentions, nothing else.
 #
-# PyTorch lets you listen: a *saved-tensor hook* gets every tensor that an operation keeps. That is all
-# `saved_for_backward` does. Now the operations of a transformer block, in units of one hidden state (the size of
-# `x`). *One of the seven keeps nothing. Which?*
+# `saved_for_backward` listens with a *saved-tensor hook*, which gets every tensor that an operation keeps. Now the
+# operations of a transformer block, in units of one hidden state (the size of `x`). *One of the seven keeps nothing.
+# Which?*
 
 # %%
 y = torch.randn_like(x, requires_grad=True)
@@ -74,11 +71,11 @@ split = (here.batch_size, here.heads, here.seq_len, here.hidden // here.heads)
 q, k, v = (torch.randn(split, device=here.device, requires_grad=True) for _ in range(3))
 survey = {
     "matmul": saved_for_backward(lambda x, W: x @ W, x=x, W=nn.Parameter(W.detach())),
-    "GELU": saved_for_backward(F.gelu, input=x),
+    "GELU": saved_for_backward(nn.functional.gelu, input=x),
     "LayerNorm": saved_for_backward(nn.LayerNorm(here.hidden, device=here.device), input=x),
     "softmax": saved_for_backward(lambda x: x.softmax(-1), x=x),
-    "dropout": saved_for_backward(lambda x: F.dropout(x, 0.1), x=x),
-    "attention": saved_for_backward(F.scaled_dot_product_attention, query=q, key=k, value=v),
+    "dropout": saved_for_backward(lambda x: nn.functional.dropout(x, 0.1), x=x),
+    "attention": saved_for_backward(nn.functional.scaled_dot_product_attention, query=q, key=k, value=v),
     "add": saved_for_backward(lambda x, y: x + y, x=x, y=y),
 }
 print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbytes)}", sep="\n")
@@ -96,32 +93,54 @@ print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbyte
 #
 # A block chains these operations: LayerNorm, a projection to Q, K and V, attention, a projection, add; LayerNorm, a
 # projection to four times the width, GELU, a projection back, add. Some tensors have two users: the output of
-# attention is also the input of the projection behind it. One storage, counted once. *How many hidden states does one
-# block save?*
+# attention is also the input of the projection behind it. One storage, counted once.
+#
+# **Predict**: how many hidden states does one block save? *And by how many bytes is a formula off that was written on
+# paper?*
 
 
 # %%
-def shape_at(length: int, **options: object) -> BlockShape:
-    return BlockShape(here.batch_size, length, here.hidden, here.heads, device=here.device.type, **options)
+# Exercise: difficulty 2 of 3, 4 minutes. For: telling what a block keeps, and what it does not.
+# <exercise>
+# <stub>
+hidden_states = None  # your number, crumbs left out
+# <solution>
+hidden_states = 2 * (1 + 1) + 3 + 1 + 4 + 4
+# </exercise>
+block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
+measured = saved_for_backward(block, x=x).nbytes
+print(ledger.check(questions.block_saves(), hidden_states, measured / x.nbytes))
+
+
+def shape_at(length: int, **options: object) -> ms.formulas.BlockShape:
+    return ms.formulas.BlockShape(here.batch_size, length, here.hidden, here.heads, device=here.device.type, **options)
 
 
 shape = shape_at(here.seq_len)
+predicted = ms.formulas.block_saved_bytes(shape)
+print(f"Formula {predicted:,} bytes, hooks {measured:,} bytes, difference {measured - predicted}.")
 ms.plots.block_terms(ms.formulas.block_terms(shape), unit_bytes=shape.checkpoint_bytes)
 
 # %% [markdown]
-# Sixteen, and crumbs. With `s` positions, `b` sequences, `h` for hidden, `a` heads and 4 bytes an element that is
-# `64sbh` for the tensors, `16sb` for the statistics of two LayerNorms, `4asb` for the log-sum-exp. *Does PyTorch
-# agree? By how many bytes is the formula off?*
-
-# %%
-block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
-measured, predicted = saved_for_backward(block, x=x).nbytes, block_saved_bytes(shape)
-print(f"The block saves {measured / x.nbytes:.2f} hidden states.")
-print(f"Formula {predicted:,} bytes, hooks {measured:,} bytes, difference {measured - predicted}.")
-
-# %% [markdown]
-# Bytes have no noise: a difference means that a tensor is missing from your list. (Proven on CPUs. A GPU's kernels
-# may keep a few bytes more, such as random states.)
+# <details><summary>Hint</summary>
+#
+# Walk through the block with section 1's table. LayerNorms, projections and GELU keep their inputs. Which of these are
+# four hidden states wide? What does attention keep?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# Both LayerNorms and the projections behind them: one each. Queries, keys, values: 3. The output of attention: 1. The
+# inputs of GELU and of the last projection: 4 each. That is 16.
+#
+# </details>
+#
+# With `s` positions, `b` sequences, `h` for hidden, `a` heads and 4 bytes an element the tensors take `64sbh`. The
+# crumbs are `16sb` for the statistics of two LayerNorms, and `4asb` for the log-sum-exp. Bytes have no noise: a
+# difference means that a tensor is missing from your list. (Proven on CPUs; a GPU's kernels may keep a few bytes more.)
 #
 # ## 3. Twice the sequence
 #
@@ -131,40 +150,32 @@ print(f"Formula {predicted:,} bytes, hooks {measured:,} bytes, difference {measu
 
 # %%
 blocks = {"fused": {}, "math": {"attention": "math"}, "fused, dropout 0.1": {"dropout": 0.1}}
-measured = {name: {} for name in blocks}
+found, curves = {name: {} for name in blocks}, {}
 for name, options in blocks.items():
     block = ms.TransformerBlock(here.hidden, here.heads, **options).to(here.device)
     for length in (here.seq_len, 2 * here.seq_len):
         x = torch.randn(here.batch_size, length, here.hidden, device=here.device, requires_grad=True)
-        measured[name][length] = saved_for_backward(block, x=x).nbytes
-
-# %%
-lengths = range(here.seq_len, 4 * here.seq_len + 1, here.seq_len)
-curves = {
-    name: {length: block_saved_bytes(shape_at(length, **options)) for length in lengths}
-    for name, options in blocks.items()
-}
-ms.plots.bytes_against("seq_len", curves, measured)
-
-# %%
-for name, found in measured.items():
-    once, twice = found.values()
+        found[name][length] = saved_for_backward(block, x=x).nbytes
+    once, twice = found[name].values()
     quadratic = (twice - 2 * once) / (2 * here.heads * here.seq_len**2 * here.batch_size)
     print(f"{name:<20}{human_bytes(once)} -> {human_bytes(twice)}, x {twice / once:.2f}, {quadratic:.0f} as²b")
+    lengths = range(here.seq_len, 4 * here.seq_len + 1, here.seq_len)
+    curves[name] = {length: ms.formulas.block_saved_bytes(shape_at(length, **options)) for length in lengths}
+ms.plots.bytes_against("seq_len", curves, found)
 
 # %% [markdown]
 # What grows beyond twice is quadratic; the last number is its bytes for each score. Fused: none. Written out: 4, one
 # float, the scores after softmax.
 #
 # The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It falls back to the written-out
-# version without a word, and keeps three matrices: the weights, the mask, the product of both. Hugging Face's GPT-2
-# has dropout 0.1 by default. (Fused kernels on a GPU draw their own mask; there the number stays 0.) In this course
-# dropout is 0 unless a section is about it.
+# version without a word, and keeps three matrices: weights, mask, and their product. Hugging Face's GPT-2 has dropout
+# 0.1 by default. (Fused kernels on a GPU draw their own mask: 0.) In this course dropout is 0 unless a section is about
+# it.
 #
 # ## 4. The whole step
 #
-# Now the small GPT-2 of notebook 00, for several steps. *Where in the step is the peak: in forward, backward, or the
-# optimizer?* And what does the second step hold that the first did not?
+# Now the small GPT-2 of notebook 00, for several steps. *Where is the peak: in forward, backward, or the optimizer?* And
+# what does the second step hold that the first did not?
 
 # %%
 text = texts.load_text().content
@@ -198,13 +209,12 @@ print(f"The second step starts with {more:.1f} times the parameters more than th
 ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="events")
 
 # %% [markdown]
-# **Forward climbs**: block after block lays its saved activations on the pile. **Backward descends**: each block
-# consumes what it saved, the last first, and leaves gradients, which stay until `zero_grad()`. In its first `step()`
-# the **optimizer** creates two averages of each gradient; every later step stands on them.
+# **Forward climbs**: block after block lays its saved activations on the pile. **Backward descends**: each block, the
+# last first, consumes what it saved and leaves gradients. In its first `step()` the **optimizer** creates two averages
+# of each gradient; every later step stands on them.
 #
 # Activations are highest where forward turns into backward. With enough tokens the peak is there too, in the loss
-# (*log_softmax* belongs to it). With few, gradients and optimizer weigh more, and the peak moves towards the end of
-# the step.
+# (*log_softmax*). With few, gradients and optimizer weigh more, and the peak moves towards the end of the step.
 #
 # ### Your turn: the lab
 #
@@ -226,8 +236,9 @@ lab
 # ### The other end of the model
 #
 # This model knows 1,024 tokens; the published GPT-2 knows 50,257. For each position it gives one number per token of
-# the vocabulary: the logits. *How large is the peak now, and what holds it?* In the second of two runs the variable
-# `out`, which holds the logits, stays alive during backward.
+# the vocabulary: the logits. They go through `log_softmax` into the loss. In the second of two runs the variable
+# `out`, which holds the logits, stays alive during backward. **Predict** for that run: when `log_softmax` runs backward,
+# how many tensors as large as the logits are alive?
 
 # %%
 VOCABULARY = 50_257
@@ -246,23 +257,45 @@ for name in (f"{VOCABULARY:,}, out deleted", f"{VOCABULARY:,}, out alive"):
 del large, out, loss
 
 # %%
+# Exercise: difficulty 2 of 3, 3 minutes. For: finding a peak that no block makes.
+# <exercise>
+# <stub>
+tensors = None  # your number
+# <solution>
+tensors = 4
+# </exercise>
 deleted, alive = at_loss.values()
 others = alive.saved_bytes - logits
-print(f"Logits, 4bsV: {human_bytes(logits)}. Four times: {human_bytes(4 * logits)}.")
-print(f"All else that forward saved, every block: {human_bytes(others)}. Ratio: {4 * logits / others:.1f}.")
-print(f"Peak in {alive.peak_at}.")
+moments = alive.frame().query("op == '_log_softmax_backward_data'")
+meet = round((moments["total"].max() - alive.at_peak["parameter"] - others) / logits, 2)
+print(ledger.check(questions.logits_at_the_loss(), tensors, meet))
+print(f"Logits, 4bsV: {human_bytes(logits)}. All else that forward saved, every block: {human_bytes(others)}.")
+print(f"Ratio of {meet:.0f} times the logits to that: {meet * logits / others:.1f}. Peak in {alive.peak_at}.")
 print(f"With out deleted it is lower by {(alive.peak_bytes - deleted.peak_bytes) / logits:.2f} times the logits.")
 ms.plots.bytes_by_category({"1,024 tokens": first.at_peak} | {name: trace.at_peak for name, trace in at_loss.items()})
 
 # %% [markdown]
-# Four tensors of that size meet at the loss: the logits, their log-probabilities, which are saved for backward, and
-# the gradients of both. With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the
-# four back. Strategies for *blocks*, as in the next notebooks, cannot help there: always ask first where the peak is.
+# <details><summary>Hint</summary>
+#
+# Forward turns logits into log-probabilities. Who keeps either of them? Backward goes the same way back.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# The logits, which `out` holds; their log-probabilities, which are saved for backward; and the gradients of both.
+#
+# </details>
+#
+# With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the four back. Strategies
+# for *blocks* cannot help there: always ask first where the peak is.
 #
 # ## 5. Measuring honestly
 #
-# *What is the peak of a training step of this model?* The truth is that of a step in the middle of training, which
-# starts without gradients. Two numbers that people report instead: too low or too high?
+# *What is the peak of a training step?* The truth is that of a step in the middle of training, which starts without
+# gradients. Two numbers that people report instead: too low or too high?
 
 # %%
 truth = later[-1]
@@ -297,8 +330,8 @@ for name, read in {"loss.item()": torch.Tensor.item, "loss": lambda loss: loss}.
 # %% [markdown]
 # A live loss keeps its graph, and without a backward the graph keeps every saved activation. Each batch adds its own.
 #
-# Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see one
-# forward pass?* The same pass, twice, beside the bytes of its tensors.
+# Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see a
+# forward pass?* The same one, twice, beside the bytes of its tensors.
 
 # %% tags=["nbval-ignore-output"]
 with ms.MemoryMeter(model) as meter:
@@ -310,17 +343,18 @@ for _ in range(2):
     print(f"RSS: {human_bytes(found.resident_growth)}, tracemalloc: {human_bytes(found.python_peak)}")
 
 # %% [markdown]
-# `tracemalloc` counts Python's objects; tensors are not among them. RSS counts the process's pages. Freed memory may
-# stay there and serve the next pass, so the same pass can show another growth each time. On a GPU neither sees the
-# device. Hence the meter.
+# `tracemalloc` counts Python's objects, not tensors. RSS counts the process's pages: freed memory may stay there and
+# serve the next pass, so the same pass can show another growth each time. On a GPU neither sees the device. Hence the
+# meter.
 #
 # ## Exercise: a stack on paper
 #
-# *Difficulty 2 of 3, 10 minutes.* How many bytes do `n_layers` blocks save together? float32, fused attention, no
-# dropout, feed-forward four times as wide.
+# How many bytes do `n_layers` blocks save together? float32, fused attention, no dropout, feed-forward four times as
+# wide.
 
 
 # %%
+# Exercise: difficulty 2 of 3, 10 minutes. For: counting on paper what no machine of yours could hold.
 def saved_bytes(batch: int, seq_len: int, hidden: int, heads: int, n_layers: int) -> int:
     """Bytes that autograd holds at the end of the forward pass of a stack of blocks."""
     # <exercise>
@@ -350,6 +384,66 @@ print(checks.check_saved_bytes(saved_bytes, here))
 #
 # </details>
 #
+# ## Exercise: find the bugs
+#
+# This function should find the peak of a step on `batches[0]`, in the middle of training. Before the step it looks at
+# all losses. Three mistakes of section 5 are in it. `model` comes with gradients that nobody cleared, `optimizer` has
+# never stepped.
+
+
+# %%
+# Exercise: difficulty 3 of 3, 12 minutes. For: measuring your own training.
+def honest_peak(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[torch.Tensor]) -> int:
+    """Peak bytes of a step in the middle of training, which starts without gradients."""
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("find the bugs, then delete this line")
+    with ms.MemoryMeter(model, optimizer) as meter:
+        total = 0.0
+        for batch in batches:
+            total += model(input_ids=batch, labels=batch).loss
+        assert total < float("inf"), "the model has diverged"
+        model(input_ids=batches[0], labels=batches[0]).loss.backward()
+        optimizer.step()
+    return meter.trace.peak_bytes
+    # <solution>
+    model(input_ids=batches[0], labels=batches[0]).loss.backward()  # warm up: now the optimizer has its averages
+    optimizer.step()
+    model.zero_grad()  # or the optimizer's: nothing old may lie under the measured step
+    with ms.MemoryMeter(model, optimizer) as meter:
+        total = 0.0
+        for batch in batches:
+            total += model(input_ids=batch, labels=batch).loss.item()
+        assert total < float("inf"), "the model has diverged"
+        model(input_ids=batches[0], labels=batches[0]).loss.backward()
+        optimizer.step()
+    return meter.trace.peak_bytes
+    # </exercise>
+
+
+print(measure_checks.check_honest_peak(honest_peak))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Ask of everything that is alive when the step begins: should it be there, and is all there that should be? Mend one,
+# run the cell, and read what is left.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
+# ## Your predictions
+
+# %%
+print(ledger)
+ledger.plot()
+
+# %% [markdown]
 # ## What you should have noticed
 #
 # - Autograd keeps what a derivative's formula mentions.

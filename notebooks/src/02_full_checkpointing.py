@@ -1,29 +1,20 @@
 # %% [markdown]
 # # 02 Full checkpointing
 #
+# <!-- colab -->
+#
 # Notebook 01 counted what a block keeps for backward. Now you keep one tensor a block, and compute the others again
 # in backward: time for memory.
 #
-# **After these 25 minutes you can**
+# **After these 25 minutes, and 33 of exercises, you can**
 #
 # - write a checkpoint by hand, and say what PyTorch's own does better;
 # - predict the bytes and the FLOPs of a checkpointed stack;
 # - say when it does not lower the peak, and what holds it then;
 # - name two ways to get wrong gradients from it that no shape check notices.
 
-# %%
-import copy
-import time
-
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-
-import memsave_lib as ms
-from memsave_lib import formulas, labs
-from memsave_lib.course import recompute_checks, texts
-from memsave_lib.course.env import setup
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -35,17 +26,22 @@ steps = 2
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
-shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
-x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+import memsave_lib as ms
+from memsave_lib import formulas, labs
+from memsave_lib.course import peak_checks, recompute_checks, texts
+from memsave_lib.course.env import setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import checkpointing
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
@@ -56,7 +52,7 @@ print(here)
 # Here is a checkpoint in fifteen lines. Inside an `autograd.Function` PyTorch records nothing: what the block computes in
 # `forward` dies at once. Only `x` is kept. `backward` runs the block again, now recording, and goes back through this graph.
 #
-# **Predict** a number for each of the three ways below. **Measure**: are gradients the same, bit by bit, and does it train
+# **Predict** a number for each of the three ways below. **Measure**: are gradients equal, bit by bit, and does it train
 # the block when the input needs no gradient?
 
 
@@ -79,12 +75,11 @@ class HandCheckpoint(torch.autograd.Function):
 
 
 # %%
+shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
 block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
-ways = {
-    "keep all": block,
-    "by hand": lambda x: HandCheckpoint.apply(block, x),
-    "torch": lambda x: checkpoint(block, x, use_reentrant=False),
-}
+ways = {"keep all": block, "by hand": lambda x: HandCheckpoint.apply(block, x)}
+ways["torch"] = lambda x: checkpoint(block, x, use_reentrant=False)
 gradients = {}
 for name, run in ways.items():
     block.zero_grad()
@@ -102,13 +97,27 @@ for name, run in ways.items():
 #
 # ## 2. The saw-tooth
 #
-# *A stack of such blocks: how many bytes are saved now, and how high is the peak?*
+# *A stack of such blocks: how many bytes of activations are alive at most, when backward runs?* Write it as a
+# function. `shape.checkpoint_bytes` are the bytes of a block's input, `formulas.block_saved_bytes(shape)` of all
+# that a kept block saves, its input among them.
 #
-# **Predict** the saved bytes: one input for each block. The peak is these, plus the one block alive in backward, plus
-# what the operation in progress needs, plus gradients. The library has it as arithmetic. **Measure**: `ms.apply`
-# makes the stack follow a strategy until its `with` ends.
+# The peak is these, plus gradients and what the operation in progress needs; the library's arithmetic has both.
+# **Measure**: `ms.apply` makes the stack follow a strategy until its `with` ends.
+
 
 # %%
+# Exercise: difficulty 2 of 3, 10 minutes. For: sizing a checkpointed run on paper.
+def checkpointed_peak(n_layers: int, shape: formulas.BlockShape) -> int:
+    """The most bytes of saved activations that are alive at once, with every block of a stack checkpointed."""
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    return (n_layers - 1) * shape.checkpoint_bytes + formulas.block_saved_bytes(shape)
+    # </exercise>
+
+
+print(peak_checks.check_checkpointed_peak(checkpointed_peak, here))
 stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
 weights = sum(parameter.nbytes for parameter in stack.parameters())
 strategies = ms.KeepAll(), ms.FullCheckpoint()
@@ -135,26 +144,48 @@ for label, trace in traces.items():
 all_kept, full = traces.values()
 ratios = all_kept.saved_bytes / full.saved_bytes, all_kept.peak_bytes / full.peak_bytes
 print(f"Saved bytes fell to 1/{ratios[0]:.1f}, the peak to 1/{ratios[1]:.1f}.")
-teeth = sum(phase == "recompute" for phase, _, _ in full.phases)
-print(f"Blocks that came back to life in backward: {teeth} of {here.n_layers}.")
+alive = full.frame()[["activation", "recomputed"]].sum(axis=1).max()
+print(f"Under full checkpointing at most {alive:,} bytes of activations were alive, recomputed ones included.")
 ms.plots.memory_timeline(traces, x="events")
 
 # %% [markdown]
 # On a CPU the difference to the prediction is 0 bytes. Keep-all climbs through forward. Under checkpointing forward
-# leaves one input a block (blue spikes are *temporary*: a block at work), and backward draws teeth: each block comes
-# back to life, is used, and goes. Orange ticks mark recomputations. One tooth is one live block, however many there
-# are. The peak falls less: gradients stay.
+# leaves one input a block (blue spikes are *temporary*: a block at work), and backward draws teeth, with orange ticks:
+# each block comes back to life, is used, and goes. The peak falls less: gradients stay.
+#
+# <details><summary>Hint</summary>
+#
+# The highest tooth is the first: the last block is back, and no input has gone yet. Of how many blocks is the input
+# held, and which of these inputs does the live block count as its own?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# The live block saves its own input, so the checkpoints of the other *L* - 1 blocks come on top.
+#
+# </details>
 #
 # ## 3. What it costs
 #
 # *One more forward: how much longer is the step?* Backward takes twice the FLOPs of forward, so a step is three forwards.
-# **Predict**: four instead of three, 4/3?
+# **Predict**: how many times the FLOPs of keep-all does a step take now?
 #
-# **Measure**, in FLOPs, which do not depend on how busy your machine is. (On a CPU the counter sees the projections,
-# not fused attention.)
+# FLOPs do not depend on how busy your machine is. (On a CPU the counter sees no fused attention.)
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
+# Exercise: difficulty 1 of 3, 3 minutes. For: pricing a checkpoint before you pay for it.
+# <exercise>
+# <stub>
+flops_ratio = None  # your number
+# <solution>
+flops_ratio = 1 + 2 / 9
+# </exercise>
+
+
 def step(x: Tensor = x) -> Tensor:
     loss = stack(x).sum()
     loss.backward()
@@ -165,10 +196,28 @@ plain = ms.flops.count_flops(step)
 with ms.apply(stack, ms.FullCheckpoint()):
     checkpointed = ms.flops.count_flops(step)
 print(f"keep all {plain:,} FLOPs, full checkpoint {checkpointed:,}: {checkpointed / plain:.4f} times")
+print(ledger.check(checkpointing.flops_ratio(here), flops_ratio, checkpointed / plain))
+seconds = [ms.measure(step, stack, strategy, repeats=3).step_seconds for strategy in strategies]
+print(f"In seconds, on this machine: {seconds[0]:.2f} and {seconds[1]:.2f}, {seconds[1] / seconds[0]:.2f} times.")
 
 # %% [markdown]
 # Less than 4/3. *Where did the rest go?* Ask what one block costs, and how much of it lies behind the last tensor that
 # backward needs. *And if a dropout at the very end needs a tensor?*
+#
+# <details><summary>Hint</summary>
+#
+# Running a block again has one purpose: the tensors that it saves. After the last of them PyTorch stops. A block's matrix
+# products take 6, 2, 8 and 8 times *h*² for queries, keys and values, the attention's projection, up and down.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# The down-projection, 8 of 24, is not run again: 16 of 72 come on top.
+#
+# </details>
 
 # %%
 costs = ms.flops.profile_blocks(stack, step)
@@ -191,26 +240,7 @@ print(f"with dropout at the end of each block: {flops[1] / flops[0]:.4f} times")
 # recomputing costs 2/9 of a step and not 3/9. Ours by hand does not know this trick. And dropout keeps a mask, made
 # last: nothing is left to skip.
 #
-# *Do seconds follow?* Only roughly.
-
-
-# %% tags=["nbval-ignore-output"]
-def fastest(strategy: ms.Strategy, repeats: int = 2) -> float:
-    """Seconds of the fastest step."""
-    times = []
-    with ms.apply(stack, strategy):
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            float(step())  # a GPU answers only when it is done
-            times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-seconds = [fastest(strategy) for strategy in strategies]
-print(f"{seconds[0]:.3f} s and {seconds[1]:.3f} s: {seconds[1] / seconds[0]:.2f} times")
-
-# %% [markdown]
-# On a busy machine even the order may be wrong. FLOPs stay.
+# Seconds follow only roughly: a clock sees more than products.
 #
 # ## 4. Nothing may change
 #
@@ -243,6 +273,53 @@ for care in (True, False):
 # %% [markdown]
 # Forward is untouched, every shape is right, training runs, and gradients are wrong: forward dropped some units, backward
 # others. So in this course equal gradients come before saved bytes.
+#
+# ### Exercise: the same dice twice
+#
+# `HandCheckpoint` throws new dice in backward, too. Mend it from outside, with a wrapper for a block: its first call runs
+# the block as always, every later one draws the same random numbers, and leaves the program's random state as it found
+# it. Then `HandCheckpoint.apply(SameDice(block), x)` is right with dropout. Each step makes a new `SameDice`. (The check
+# runs on the CPU.)
+
+
+# %%
+# Exercise: difficulty 2 of 3, 15 minutes. For: recomputing blocks with dropout.
+class SameDice:
+    """Calls a block; later calls draw the random numbers of the first, and leave the generator alone."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.start: Tensor | None = None  # the random state before the first call
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # <exercise>
+        # <stub>
+        raise NotImplementedError("your turn")
+        # <solution>
+        if self.start is None:
+            self.start = torch.get_rng_state()
+            return self.block(x)
+        with torch.random.fork_rng():  # puts the state back at its end
+            torch.set_rng_state(self.start)
+            return self.block(x)
+        # </exercise>
+
+
+print(recompute_checks.check_same_dice(SameDice, here))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `torch.get_rng_state()` gives the state as a tensor, `torch.set_rng_state(state)` brings it back. Which state is there
+# when backward begins, and who else will need it afterwards?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
 #
 # *A second classic.* This loop checkpoints each block through a `lambda`. What is wrong with it?
 
@@ -300,22 +377,48 @@ ms.plots.bytes_by_category({label: trace.at_peak for label, trace in brief.items
 
 
 # %%
+# Exercise: difficulty 2 of 3, 5 minutes. For: knowing when not to checkpoint.
+# <exercise>
+# <stub>
+fewest_tokens = None  # your number, for your parameters
+# <solution>
+fewest_tokens = 12 * here.hidden / 16
+# </exercise>
+
+
 def predicted_peak(strategy: ms.Strategy, tokens: int) -> int:
     one = formulas.BlockShape(1, tokens, here.hidden, here.heads)
     return weights + formulas.stack_peak_bytes(strategy.plan(here.n_layers), one, **how)
 
 
 h, more = here.hidden, torch.randn(1, 2 * here.hidden, here.hidden, device=here.device)
-curves, measured = {}, {}
+curves, measured, line = {}, {}, checkpointing.line_at(here)
 for one in strategies:
     curves[one.label] = {n: predicted_peak(one, n) for n in range(h // 8, 2 * h + 1, h // 8)}
-    points = h // 8, 3 * h // 4, 2 * h
+    points = h // 8, line, 2 * h
     measured[one.label] = {n: metered(stack, more[:, :n].clone(), one).peak_bytes for n in points}
-ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=3 * h // 4, what="peak bytes")
+measured_tokens = weights / (all_kept.saved_bytes / (here.batch_size * here.seq_len))
+print(ledger.check(checkpointing.moving_tokens(here), fewest_tokens, measured_tokens))
+ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=line, what="peak bytes")
 
 # %% [markdown]
-# The line is at *s·b* = 12/16·*h*. Left of it gradients hold the peak, and the curves lie on each other. Right of it
-# keep-all climbs by sixteen units a block, full checkpointing by one, and sixteen for the live one.
+# The line is at *s·b* = 12/16·*h*. (The number found includes biases and crumbs.) Left of it gradients hold the peak,
+# and the curves lie on each other. Right of it keep-all climbs by sixteen units a block, full checkpointing by one, and
+# sixteen for the live one.
+#
+# <details><summary>Hint</summary>
+#
+# Both sides are bytes of one block; the 4 is in both. Solve for *s·b*, in numbers of your `hidden`.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# 16·*sbh* = 12*h*² gives *s·b* = 0.75*h*, whatever the number of blocks.
+#
+# </details>
 #
 # ### Your turn: the lab
 #
@@ -396,52 +499,13 @@ with ms.apply(model, ms.FullCheckpoint()):
 # %% [markdown]
 # Twice as long, and no error. `ms.apply` switches the cache off while it lasts, and refuses one that you hand in.
 #
-# ### Exercise: the same dice twice
-#
-# *Difficulty 2 of 3, 15 minutes.* `HandCheckpoint` throws new dice in backward. Mend it from outside, with a wrapper
-# for a block. Its first call runs the block as always. Every later call draws the same random numbers, and leaves the
-# program's random state as it found it. Then `HandCheckpoint.apply(SameDice(block), x)` is right for blocks with
-# dropout. Each step makes a new `SameDice`. (The check runs on the CPU.)
-
+# ## Your predictions
 
 # %%
-class SameDice:
-    """Calls a block; later calls draw the random numbers of the first, and leave the generator alone."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self.block = block
-        self.start: Tensor | None = None  # the random state before the first call
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # <exercise>
-        # <stub>
-        raise NotImplementedError("your turn")
-        # <solution>
-        if self.start is None:
-            self.start = torch.get_rng_state()
-            return self.block(x)
-        with torch.random.fork_rng():  # puts the state back at its end
-            torch.set_rng_state(self.start)
-            return self.block(x)
-        # </exercise>
-
-
-print(recompute_checks.check_same_dice(SameDice, here))
+print(ledger)
+ledger.plot()
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# `torch.get_rng_state()` gives the state as a tensor, `torch.set_rng_state(state)` brings it back. Which state is there
-# when backward begins, and who else will need it afterwards?
-#
-# </details>
-#
-# <details><summary>Solution</summary>
-#
-# <!-- solution -->
-#
-# </details>
-#
 # ## What you should have noticed
 #
 # - A checkpointed block saves its input; backward brings one block at a time back to life.

@@ -1,32 +1,19 @@
 # %% [markdown]
 # # 03 Selective recomputation
 #
-# Full checkpointing gives nearly everything back and pays most of a forward for it. Between that and keeping everything
-# lie many trades. In this notebook you find them: by blocks, and then inside the block.
+# <!-- colab -->
 #
-# **After these 30 minutes you can**
+# Full checkpointing gives nearly everything back and pays most of a forward for it. Between that and keeping everything
+# lie many trades. Find them here: by blocks, and then inside the block.
+#
+# **After these 30 minutes, and 33 of exercises, you can**
 #
 # - predict memory and FLOPs of `checkpoint_every=k`, and read a trade-off curve;
 # - tell three meanings of the word "selective" apart;
 # - choose what to recompute by bytes per FLOP.
 
-# %%
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-
-import torch
-from IPython.display import display
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
-import memsave_lib as ms
-from memsave_lib import formulas, labs
-from memsave_lib.course import recompute_checks
-from memsave_lib.course.env import setup
-from memsave_lib.plan import Segment
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -38,18 +25,23 @@ steps = 3
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
-shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
-stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
-x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import memsave_lib as ms
+from memsave_lib import formulas, labs
+from memsave_lib.course import puzzle_checks, puzzles, selection_checks
+from memsave_lib.course.env import setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import selective
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
@@ -61,32 +53,23 @@ print(here)
 # *How many bytes are saved for each k?* A kept block costs about sixteen inputs, a recomputed one costs one.
 # **Predict** with pencil and paper, then let the formula do it for every k and measure three of them.
 
-
 # %%
-def step_of(model: nn.Module) -> Callable[[], Tensor]:
-    def step() -> Tensor:
-        loss = model(x).sum()
-        loss.backward()
-        return loss
-
-    return step
+shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
+stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
 
 
-step = step_of(stack)
+def step(model: nn.Module = stack) -> Tensor:
+    loss = model(x).sum()
+    loss.backward()
+    return loss
+
+
 k = here.checkpoint_every
 print(ms.Selective(k).plan(here.n_layers).describe())
-
-
-# %%
-def saved_bytes(k: int) -> int:
-    with ms.apply(stack, ms.Selective(k)), ms.MemoryMeter(stack) as meter:
-        step()
-    return meter.trace.saved_bytes
-
-
 every = range(1, max(here.n_layers, k) + 1)
 predicted = {n: formulas.stack_saved_bytes(ms.Selective(n).plan(here.n_layers), shape) for n in every}
-measured = {n: saved_bytes(n) for n in sorted({1, k, every[-1]})}
+measured = {n: ms.measure(step, stack, ms.Selective(n), repeats=0).saved_bytes for n in {1, k, every[-1]}}
 print("given back, k=1, 2, ...:", ", ".join(f"{1 - predicted[n] / predicted[1]:.0%}" for n in every))
 print(f"largest difference to the measurement: {max(abs(predicted[n] - measured[n]) for n in measured)} bytes")
 ms.plots.bytes_against("checkpoint_every", {"saved": predicted}, {"saved": measured}, mark=k)
@@ -103,7 +86,10 @@ ms.plots.bytes_against("checkpoint_every", {"saved": predicted}, {"saved": measu
 # runs is a bad trade?
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
+from torch.nn import functional as F
+
+
 def homework() -> tuple[nn.Module, Callable[[], Tensor]]:
     model = ms.BlockStack(6, 512, heads=8).to(here.device)
     data, target = torch.randn(2, 8, 128, 512, device=here.device)
@@ -118,8 +104,12 @@ def homework() -> tuple[nn.Module, Callable[[], Tensor]]:
 
 strategies = {"none": ms.KeepAll(), "full": ms.FullCheckpoint(), "k=2": ms.Selective(2), "k=3": ms.Selective(3)}
 experiment = ms.compare(homework, strategies, repeats=1)
+for one in experiment.measurements:
+    print(f"{one.label:<5}{one.step_seconds:.2f} s a step, on this machine")
 
 # %%
+from IPython.display import display
+
 table = experiment.frame()[["equal", "saved_bytes", "saved_ratio", "peak_bytes", "peak_at", "flops_ratio"]]
 formats = {
     "saved_bytes": human_bytes,
@@ -130,15 +120,9 @@ formats = {
 display(table.assign(**{column: table[column].map(form) for column, form in formats.items()}))
 experiment.plot()
 
-# %% tags=["nbval-ignore-output"]
-for one in experiment.measurements:
-    ratio = one.step_seconds / experiment.measurements[0].step_seconds
-    print(f"{one.label:<5} {one.step_seconds:6.2f} s for one step: {ratio:.2f} times")
-
 # %% [markdown]
 # `equal` comes first: loss, every gradient and the random state are those of keep-all, bit by bit. None of the four
-# is a bad trade: each gives back more than the one before it, for more FLOPs. (One run each: on a busy machine such
-# seconds mean nothing.)
+# is a bad trade: each gives back more than the one before it, for more FLOPs.
 #
 # *And the two claims?*
 
@@ -161,13 +145,13 @@ print(
 
 # %% [markdown]
 # B4 forgets that half of the blocks is half a forward, and that backward is two forwards already. B5 is fair about saved
-# bytes, and, as far as time follows FLOPs, fair about time thanks to early stop alone. The peak, which is what has to fit, falls less: parameters,
-# gradients and a live block are in it too.
+# bytes, and, as far as time follows FLOPs, fair about time thanks to early stop alone. The peak, which is what has to
+# fit, falls less: parameters, gradients and a live block are in it too.
 #
 # ### Your turn: the lab
 #
 # *Some k more than halves the saved bytes. Does some k halve the peak, too: at every `seq_len`, or from which one
-# on?* **Predict**, then move the sliders: the pictures follow at once. *Run* trains a real step, whose memory fills
+# on?* **Predict**, then move the sliders. *Run* trains a real step, whose memory fills
 # the outline; earlier runs stay, in grey.
 
 # %%
@@ -193,6 +177,9 @@ lab
 
 
 # %%
+from memsave_lib.plan import Segment
+
+
 def one_by_one(recompute: Sequence[bool]) -> ms.Plan:
     return ms.Plan(len(recompute), tuple(Segment(i, i + 1, again) for i, again in enumerate(recompute)))
 
@@ -213,12 +200,59 @@ ms.plots.plan_picture(meanings)
 # The same number, other blocks, and often other bytes. Before you compare two tools, count their recomputed blocks.
 # (Why Megatron's gives so little back here is the question of section 4.)
 #
+# ### Exercise: one word, many meanings
+#
+# Write the loop that runs a list of blocks as each tool would. `"attention core"` is Korthikanti's:
+# `ms.run(blocks, x, strategy)` helps, and it ignores `n`. For the others PyTorch's `checkpoint` is enough.
+
+
+# %%
+# Exercise: difficulty 1 of 3, 10 minutes. For: reading other tools' settings.
+def run_as(meaning: str, blocks: Sequence[nn.Module], x: Tensor, n: int) -> Tensor:
+    """Run all blocks; ``meaning`` is "course", "hugging face", "torchtitan" or "attention core"."""
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    if meaning == "attention core":
+        return ms.run(blocks, x, ms.SelectiveOps("attention"))
+    for i, block in enumerate(blocks):
+        again = {"course": i % n > 0, "hugging face": i % n == 0, "torchtitan": i % n == n - 1}[meaning]
+        x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+    return x
+    # </exercise>
+
+
+print(selection_checks.check_meanings(run_as, here))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Look at the picture above. Which remainder of `i` by `n` does each tool pick? And hand `block` to `checkpoint`, not a
+# `lambda` that mentions it.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
 # ## 3. Bytes per FLOP
 #
 # A block saves about sixteen units of one hidden state. *Which of them are nearly free to make again?* Ask of each tensor
-# how many FLOPs of matrix products lie between it and its neighbors. A LayerNorm or a GELU contains none.
+# how many FLOPs of matrix products lie between it and its neighbors. A LayerNorm or a GELU contains none. **Predict**: how
+# many per cent of a block's saved bytes are their outputs?
 
 # %%
+# Exercise: difficulty 1 of 3, 3 minutes. For: choosing what to recompute first.
+# <exercise>
+# <stub>
+free_per_cent = None  # your number
+# <solution>
+free_per_cent = 37.5
+# </exercise>
 terms = formulas.block_terms(shape)
 tokens, h = here.batch_size * here.seq_len, here.hidden
 rows = [
@@ -229,16 +263,30 @@ rows = [
     ("second LayerNorm's input", terms["norm 2 input"], 2 * h * h * tokens),
     ("GELU input", terms["GELU input"], 8 * h * h * tokens),
 ]
-free = (rows[0][1] + rows[1][1]) / shape.checkpoint_bytes
-print(f"for no matrix product at all: {free:.0f} of {sum(terms.values()) / shape.checkpoint_bytes:.2f} units")
+found = 100 * (rows[0][1] + rows[1][1]) / sum(terms.values())
+print(ledger.check(selective.free_share(here), free_per_cent, found))
 ms.plots.bytes_per_flop(rows)
 
 # %% [markdown]
-# (The sixteenth unit is the block's own input.) Nobody who checkpoints whole blocks uses this. `SelectiveOps(("activation", "norm"))` does. It makes small regions: GELU
-# with the down-projection, LayerNorm with the projection behind it. Such a region keeps its input, and early stop ends its
-# second run just before the matrix product.
+# Six of the sixteen units. (The sixteenth is the block's own input.) Almost nobody uses this.
+# `SelectiveOps(("activation", "norm"))` does: it makes small regions, GELU with the down-projection, LayerNorm with the
+# projection behind it. Such a region keeps its input, and early stop ends its second run just before the matrix product.
 #
-# **Predict** two numbers: the units that a block still saves, and the additional FLOPs.
+# <details><summary>Hint</summary>
+#
+# Both LayerNorms put out one hidden state, GELU puts out the four that the feed-forward layer is wide. Divide by sixteen.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# 1 + 1 + 4 of 16. LayerNorm statistics and log-sum-exp, the crumbs, take a little off the share.
+#
+# </details>
+#
+# **Predict** the additional FLOPs.
 
 # %%
 keep = ms.measure(step, stack, ms.KeepAll(), repeats=0)
@@ -256,35 +304,58 @@ print(f"given back: {1 - cheap.saved_bytes / keep.saved_bytes:.1%}, for {cheap.s
 #
 # *How much of GPT-3's saved bytes are attention scores?* Written out, attention keeps matrices of *s* × *s* for each head.
 # Korthikanti et al. recompute just this core. **Predict** its share of GPT-3's block: 2,048 tokens, width 12,288, 96 heads.
-# In half precision with dropout each score costs 2 + 1 + 2 bytes, 5*as*²*b* together, and all the rest 34*sbh*. And what is left of it with fused attention (`sdpa`)?
+# In half precision with dropout each score costs 2 + 1 + 2 bytes, 5*as*²*b* together, and all the rest 34*sbh*. And what is
+# left of it with fused attention (`sdpa`)?
 
 # %%
+# Exercise: difficulty 2 of 3, 5 minutes. For: telling whether the core is worth recomputing.
+# <exercise>
+# <stub>
+core_per_cent = None  # your number
+# <solution>
+core_per_cent = 100 * 80 / (80 + 34)
+# </exercise>
+shares = {}
 for attention in ("math", "sdpa"):
     gpt3 = formulas.BlockShape(1, 2048, 12288, 96, attention=attention, dtype="bfloat16", dropout=0.1, device="cuda")
     whole, rest = formulas.block_saved_bytes(gpt3), formulas.block_saved_bytes(gpt3, ("attention",))
-    print(f"GPT-3, {attention}: {human_bytes(whole)} a block, of which the core keeps {1 - rest / whole:.1%}")
+    shares[attention] = 100 * (1 - rest / whole)
+    print(f"GPT-3, {attention}: {human_bytes(whole)} a block, of which the core keeps {shares[attention]:.1f} %")
+print(ledger.check(selective.core_share(), core_per_cent, shares["math"]))
 written_out = ms.BlockStack(here.n_layers, here.hidden, here.heads, attention="math").to(here.device)
 for name, model in {"math": written_out, "sdpa": stack}.items():
     for strategy in (ms.KeepAll(), ms.SelectiveOps("attention")):
-        with ms.apply(model, strategy), ms.MemoryMeter(model) as meter:
-            model(x).sum().backward()
-        units = meter.trace.saved_bytes / here.n_layers / shape.checkpoint_bytes
+        one = ms.measure(lambda: step(model), model, strategy, repeats=0)
+        units = one.saved_bytes / here.n_layers / shape.checkpoint_bytes
         print(f"here, {name}, {strategy.label:<20} {units:6.3f} units a block")
 
 # %% [markdown]
-# In GPT-3's block with the scores written out, the core is most of it. Fused attention
-# never writes the scores down: it has recomputed its core all along, inside the kernel, and one number a row is left to
-# give back. Here, with your parameters, both end at the same bytes. (GPT-3's figures are formulas, for a GPU.)
+# In GPT-3's block with the scores written out, the core is most of it. Fused attention never writes the scores down: it
+# has recomputed its core all along, inside the kernel, and one number a row is left to give back. Here both end at the
+# same bytes. (GPT-3's figures are formulas, for a GPU.)
+#
+# <details><summary>Hint</summary>
+#
+# Divide both by *sbh*: 5*as*/*h* against 34. The batch does not matter.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# 5 · 96 · 2,048 / 12,288 is 80.
+#
+# </details>
 #
 # PyTorch has a tool of its own for choosing inside a block: *op-level selective checkpointing*, a policy that says of each
 # operation whether its result is saved. *Save every result but the attention core's: how many units?* **Predict**: fewer
-# than keep-all? (How many operations has a block, and whose results does backward need?)
+# than keep-all?
 
 
 # %%
 def all_but_attention(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    core = "scaled_dot_product" in str(op)
-    return CheckpointPolicy.MUST_RECOMPUTE if core else CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.MUST_RECOMPUTE if "scaled_dot_product" in str(op) else CheckpointPolicy.MUST_SAVE
 
 
 def op_level(x: Tensor) -> Tensor:
@@ -294,14 +365,12 @@ def op_level(x: Tensor) -> Tensor:
     return x
 
 
-# %%
 for name, run in {"keep all": stack, "op-level, all but attention": op_level}.items():
     with ms.MemoryMeter(stack) as meter:
         before = meter.live_bytes
         loss = run(x).sum()
         held = meter.live_bytes - before
-    units = held / here.n_layers / shape.checkpoint_bytes
-    seen = meter.trace.saved_bytes / held
+    units, seen = held / here.n_layers / shape.checkpoint_bytes, meter.trace.saved_bytes / held
     print(f"{name:<28} holds {units:.2f} units a block; saved-tensor hooks see {seen:.0%} of it")
     del loss
 
@@ -324,60 +393,54 @@ options = {
     "k=3": ms.Selective(3),
     "full": ms.FullCheckpoint(),
 }
-pareto = ms.compare(lambda: (written_out, step_of(written_out)), options, repeats=0)
+pareto = ms.compare(lambda: (written_out, lambda: step(written_out)), options, repeats=0)
 print("equal loss, gradients and random state:", all(one.equal_gradients for one in pareto.measurements))
 pareto.plot()
 
 # %% [markdown]
 # Read it from the left, where nothing is paid: activation and norm come for free. To the right, further bytes cost FLOPs.
-# A filled point is worth having; for a hollow one, another point is at least as small and as cheap. (The
-# counter sees attention that is written out, so full checkpointing costs more here than in notebook 02.)
+# A filled point is worth having; for a hollow one, another point is at least as small and as cheap. (Attention is
+# counted here, so full checkpointing costs more than in notebook 02.)
 #
 # *And in seconds?* Passes over memory are not free for a clock.
 
 # %% tags=["nbval-ignore-output"]
-for name in ("keep all", "activation + norm", "all three", "full"):
+import time
+
+for name in ("keep all", "activation + norm", "all three", "k=2", "full"):
     with ms.apply(written_out, options[name]):
         times = []
         for _ in range(2):
             begin = time.perf_counter()
-            step_of(written_out)().item()  # a GPU answers only when it is done
+            step(written_out).item()  # a GPU answers only when it is done
             times.append(time.perf_counter() - begin)
     print(f"{name:<18} {min(times):.3f} s")
 
 # %% [markdown]
-# On two idle cores the free option may come between keep-all and full: passes over memory cost no FLOPs, but time. On
-# a busy machine count FLOPs.
+# On two idle cores the free option may come between keep-all and full. On a busy machine count FLOPs.
 #
-# ### Exercise: one word, many meanings
+# ### Exercise: checkpoints under a budget
 #
-# *Difficulty 1 of 3, 10 minutes.* Write the loop that runs a list of blocks as each tool would. `"attention core"` is
-# Korthikanti's: `ms.run(blocks, x, strategy)` helps, and it ignores `n`. For the others PyTorch's `checkpoint` is enough.
-
+# Six blocks, no two alike. Say for each whether it is kept or recomputed, so that the stack meets the budget of saved
+# bytes and the target of additional FLOPs. The check runs your choice on the real stack, on the CPU.
 
 # %%
-def run_as(meaning: str, blocks: Sequence[nn.Module], x: Tensor, n: int) -> Tensor:
-    """Run all blocks; ``meaning`` is "course", "hugging face", "torchtitan" or "attention core"."""
-    # <exercise>
-    # <stub>
-    raise NotImplementedError("your turn")
-    # <solution>
-    if meaning == "attention core":
-        return ms.run(blocks, x, ms.SelectiveOps("attention"))
-    for i, block in enumerate(blocks):
-        again = {"course": i % n > 0, "hugging face": i % n == 0, "torchtitan": i % n == n - 1}[meaning]
-        x = checkpoint(block, x, use_reentrant=False) if again else block(x)
-    return x
-    # </exercise>
-
-
-print(recompute_checks.check_meanings(run_as, here))
+# Exercise: difficulty 2 of 3, 15 minutes. For: placing checkpoints in a model whose blocks differ.
+puzzle = puzzles.checkpoint_puzzle(here)
+print(puzzle)
+# <exercise>
+# <stub>
+actions = None  # ("keep", "recompute", ...), one word for each block
+# <solution>
+actions = ("keep", "recompute", "keep", "keep", "recompute", "keep")
+# </exercise>
+print(puzzle_checks.check_placed(actions, puzzle))
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Look at the picture of section 2. Which remainder of `i` by `n` does each tool pick? And hand `block` to `checkpoint`, not a
-# `lambda` that mentions it.
+# Recomputing a block gives back what it keeps less its input. Divide that by its FLOPs: which blocks give back most for
+# each? Then see how many of them the budget takes.
 #
 # </details>
 #
@@ -385,8 +448,17 @@ print(recompute_checks.check_meanings(run_as, here))
 #
 # <!-- solution -->
 #
+# With many heads the scores take many bytes, and few FLOPs make them again. With two heads they do not pay.
+#
 # </details>
 #
+# ## Your predictions
+
+# %%
+print(ledger)
+ledger.plot()
+
+# %% [markdown]
 # ## What you should have noticed
 #
 # - `checkpoint_every` walks along one line: half of the blocks, half of the bytes, half of the price.

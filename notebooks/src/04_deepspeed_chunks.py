@@ -1,29 +1,19 @@
 # %% [markdown]
 # # 04 DeepSpeed chunks
 #
+# <!-- colab -->
+#
 # So far you recomputed blocks one by one. Explainers cut the model into a few *chunks*, and let DeepSpeed checkpoint
 # them. How many? And what does DeepSpeed really do?
 #
-# **After these 30 minutes you can**
+# **After these 30 minutes, and 32 of exercises, you can**
 #
 # - predict the peak of a model in chunks, and compute the right number of them;
-# - say what recomputing in logarithmic memory costs;
+# - read timelines, and say what recomputing in logarithmic memory costs;
 # - say what DeepSpeed's configuration keys do, and notice a gradient that is silently zero.
 
-# %%
-import math
-
-import pandas as pd
-import torch
-from IPython.display import display
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-
-import memsave_lib as ms
-from memsave_lib import formulas, labs
-from memsave_lib.course import chunk_checks, deepspeed_peer, experiments, records
-from memsave_lib.course.env import setup
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% tags=["parameters"]
 seq_len = 256
@@ -35,18 +25,23 @@ steps = 5
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
-shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
-stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
-x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device, requires_grad=True)
+import math
+
+import pandas as pd
+import torch
+from IPython.display import display
+from torch import Tensor, nn
+
+import memsave_lib as ms
+from memsave_lib import formulas, labs
+from memsave_lib.course import chunk_checks, chunk_outcomes, deepspeed_peer, experiments, outline_puzzle, records
+from memsave_lib.course.env import setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import chunks as questions
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
@@ -58,14 +53,16 @@ print(here)
 # m·A' + W**, in checkpoints.
 #
 # *Which number of chunks has the lowest peak for 12 blocks?* The textbooks' answer is √L. **Predict**, then **measure**.
-# (Gradients exist before the step; they and the parameters are not counted.)
-
+# (Gradients exist before; they and the parameters are not counted.)
 
 # %%
-def step() -> Tensor:
-    loss = stack(x).square().mean()
-    loss.backward()
-    return loss.detach()
+shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
+stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device, requires_grad=True)
+
+
+def step() -> None:
+    stack(x).square().mean().backward()
 
 
 def metered(strategy: ms.Strategy) -> ms.Trace:
@@ -79,24 +76,43 @@ stays = sum(2 * p.nbytes for p in stack.parameters()) + x.nbytes  # with their g
 counts = range(1, here.n_layers + 1)
 predicted = {n: formulas.stack_peak_bytes(ms.Chunked(n).plan(here.n_layers), shape) for n in counts}
 some = [n for n in counts if here.n_layers % n == 0 or n == 5]  # equal chunks, and one number of unequal ones
-measured = {n: metered(ms.Chunked(n)).peak_bytes - stays for n in some}
 
 # %%
-unit, block = shape.checkpoint_bytes, formulas.block_saved_bytes(shape)
-W = formulas.working_set_bytes(shape)
-for n in some:
-    m, rest = divmod(here.n_layers, n)
-    if rest == 0:
-        peak = formulas.chunked_peak_bytes(here.n_layers, m, shape)
-        terms = f"{n:>2} + {m:>2} x {block / unit:.2f} + {W / unit:.2f} = {peak / unit:6.2f} checkpoints"
-        print(f"m = {m:>2}: {terms}; measured: {measured[n] - peak:+} bytes")
+# Exercise: difficulty 1 of 3, 2 minutes. For: choosing a number of chunks.
+# <exercise>
+# <stub>
+chunks_of_twelve = None  # your number
+# <solution>
+chunks_of_twelve = 12
+# </exercise>
+measured = {n: metered(ms.Chunked(n)).peak_bytes - stays for n in some}
+unit, block, W = shape.checkpoint_bytes, formulas.block_saved_bytes(shape), formulas.working_set_bytes(shape)
+for n in (n for n in some if here.n_layers % n == 0):
+    m, peak = here.n_layers // n, formulas.chunked_peak_bytes(here.n_layers, here.n_layers // n, shape)
+    terms = f"{n:>2} + {m:>2} x {block / unit:.2f} + {W / unit:.2f} = {peak / unit:6.2f} checkpoints"
+    print(f"m = {m:>2}: {terms}; measured: {measured[n] - peak:+} bytes")
 print(f"with unequal chunks too, the largest difference is {max(abs(measured[n] - predicted[n]) for n in some)} bytes")
 root, best = round(math.sqrt(here.n_layers)), min(reversed(predicted), key=predicted.get)
 print(f"lowest peak: {best} chunks; the root of L says {root}")
+print(ledger.check(questions.best_of_twelve(here), chunks_of_twelve, questions.chunks_of_twelve(here)))
 marks = {root: "root of L", best: "lowest"}
 ms.plots.bytes_against("number of chunks", {"peak": predicted}, {"peak": measured}, marks, what="peak bytes")
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write down *L/m + 16·m* for *m* = 1, 2, 3, 4, 6 and 12.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# One block a chunk: 12 + 16 checkpoints. Two blocks save 6 checkpoints and cost 16.
+#
+# </details>
+#
 # The difference is 0 bytes, and the best number of chunks is not √12 but 12: one block a chunk. √L is right where a
 # layer saves no more than its input, *A'* = 1, as in its paper. A transformer block saves **sixteen** times its
 # input. The minimum is at *m* = √(L/A'): **√(L·A') chunks**, at most *L*.
@@ -132,15 +148,11 @@ print(f"root of L*A': {formulas.best_chunk_count(80, block80, unit80):.1f} chunk
 # `recompute_last=False` keeps it, like PyTorch's `checkpoint_sequential`.
 
 # %%
-three = min(3, here.n_layers)
+three, flops = min(3, here.n_layers), {}
 traces = {ms.Chunked(n).label: metered(ms.Chunked(n)) for n in sorted({three, here.n_layers})}
 for label, trace in traces.items():
     waves = sum(phase == "recompute" for phase, _, _ in trace.phases)
     print(f"{label}: waves in backward: {waves}; peak in {trace.peak_at}")
-ms.plots.memory_timeline(traces, x="events")
-
-# %%
-flops = {}
 for again in (True, False):
     strategy = ms.Chunked(three, recompute_last=again)
     with ms.apply(stack, strategy):
@@ -148,9 +160,9 @@ for again in (True, False):
     print(f"{strategy.label:<25} peak {metered(strategy).peak_bytes - stays:,} bytes, {flops[again]:,} FLOPs")
 plain = ms.flops.count_flops(step)
 costs = ms.flops.profile_blocks(stack, step)
-print(
-    f"extra FLOPs fall by {(flops[True] - flops[False]) / (flops[True] - plain):.0%}; one bias: {4 * here.hidden} bytes"
-)
+share = (flops[True] - flops[False]) / (flops[True] - plain)
+print(f"extra FLOPs fall by {share:.0%}; one bias: {4 * here.hidden} bytes")
+ms.plots.memory_timeline(traces, x="events")
 
 # %% [markdown]
 # One wave a chunk, the first the highest: all checkpoints are still there, and each wave ends one lower.
@@ -176,7 +188,7 @@ lab
 #
 # ## 3. Bisection
 #
-# Recompute the left half of the blocks as one region, treat the right half likewise, and so again inside each region.
+# Recompute the left half of the blocks as one region, treat the right half likewise, and so inside each region.
 # *How many checkpoints survive forward? How often is a block run again?*
 
 
@@ -210,82 +222,61 @@ ms.plots.plan_picture({one.label: one.plan(here.n_layers) for one in strategies[
 # (DeepSpeed is an extra: the cell says how to install it.)
 
 
-# %%
-dropping = ms.BlockStack(here.n_layers, here.hidden, here.heads, dropout=0.1).to(here.device)
-short = x[:, : here.seq_len // 4].detach().clone().requires_grad_()
-
-
-def outcome(run: nn.Module) -> tuple[int, int, list[Tensor]]:
-    torch.manual_seed(1)
-    dropping.zero_grad()
-    with ms.MemoryMeter(dropping) as meter:
-        before = meter.live_bytes
-        loss = run(short).sum()
-        held = meter.live_bytes - before
-        loss.backward()
-    return held, meter.trace.saved_bytes, [p.grad for p in dropping.parameters()]
-
-
 # %% tags=["nbval-ignore-output"]
 missing = deepspeed_peer.why_not()
 print(
     missing or "After forward: bytes alive, and bytes that hooks see. Equal: all gradients are those of plain training."
 )
-plain_gradients = outcome(dropping)[2]
+dropping = ms.BlockStack(here.n_layers, here.hidden, here.heads, dropout=0.1).to(here.device)
+short = x[:, : here.seq_len // 4].detach().clone().requires_grad_()
+untouched = chunk_outcomes.outcome(dropping, short)
 for n in [] if missing else sorted({1, three, here.n_layers}):
-    theirs = deepspeed_peer.load(here.device.type).checkpointing.checkpoint
-    results = {"DeepSpeed": outcome(lambda v: deepspeed_peer.run_in_chunks(dropping.blocks, v, n, theirs))}
+    theirs, run = deepspeed_peer.load(here.device.type).checkpointing.checkpoint, deepspeed_peer.run_in_chunks
+    results = {"DeepSpeed": chunk_outcomes.outcome(dropping, short, lambda v: run(dropping.blocks, v, n, theirs))}
     with ms.apply(dropping, ms.Chunked(n)):
-        results["ours"] = outcome(dropping)
-    for name, (held, seen, gradients) in results.items():
-        equal = all(map(torch.equal, gradients, plain_gradients))
-        print(
-            f"chunks: {n:<3} {name:<9} {human_bytes(held):>9} alive, hooks see {human_bytes(seen):>9}; equal: {equal}"
-        )
+        results["ours"] = chunk_outcomes.outcome(dropping, short)
+    for name, one in results.items():
+        held, seen = human_bytes(one.held_bytes), human_bytes(one.hooked_bytes)
+        print(f"chunks: {n:<3} {name:<9} {held:>9} alive, hooks see {seen:>9}; equal: {one.equals(untouched)}")
 
 # %% [markdown]
 # The same bytes, and every gradient equal. But hooks see nothing of DeepSpeed's: its checkpoints are attributes of an
 # autograd function. Only live memory counts them.
 #
-# These chunks came from *calls in the model's code*. Explainers write a key into the configuration instead. *Does
-# `gradient_checkpointing` checkpoint a GPT-2? Does `activation_checkpointing`?* One step each, after
-# `deepspeed.initialize`.
+# Those were *calls in the model's code*. Explainers write a key into the configuration. *Does `gradient_checkpointing`
+# checkpoint a GPT-2? Does `activation_checkpointing`?* One step each, after `deepspeed.initialize`.
+#
+# The option `partition_activations` splits checkpoints among model-parallel ranks. *And in one process?* Three chunks of
+# blocks; then with a `Linear` at the end of each.
 
 # %% tags=["nbval-ignore-output"]
 for effect in [] if missing else deepspeed_peer.config_keys(here):
     print(f"{effect.label:<45}{human_bytes(effect.held_bytes):>10} alive, equal gradients: {effect.equal}")
 print(missing or "The first line is training without any key.")
-
-# %% [markdown]
-# None. `gradient_checkpointing` is ignored like a misspelt key, without a word. `activation_checkpointing` holds
-# options for calls: without a call nothing changes, and its `number_checkpoints` (no default of √L) only sizes a
-# buffer. Measure before you believe a switch.
-#
-# ### A silent zero
-#
-# One option, `partition_activations`, splits checkpoints among model-parallel ranks. *And in one process?* Three chunks of
-# blocks; then the same with a `Linear` at the end of each.
-
-# %% tags=["nbval-ignore-output"]
 for run in [] if missing else deepspeed_peer.partitioned_activations():
     print(f"{run.label}: equal loss {run.equal_loss}, equal gradients {run.equal_gradients}")
     print(f"    parameters with nothing but zeros, by chunk: {run.zero_gradients} of {run.parameters}")
-print(missing or "No error, no warning.")
 
 # %% [markdown]
-# With a `Linear` at the end the loss is right, the last chunk learns, and all before it get zeros. A `Linear`'s
-# output here is a *view*, made under `no_grad`; in backward DeepSpeed finds that a view of it needs no gradient, and
-# skips it. **How to notice:** compare gradients with a plain step's, or look for nothing but zeros (exercise 3). (On
-# a CPU; not yet run on a GPU.)
+# No key does. `gradient_checkpointing` is ignored like a misspelt one, without a word. `activation_checkpointing` holds
+# options for calls: without a call nothing changes, and its `number_checkpoints` only sizes a buffer. Measure before
+# you believe a switch.
+#
+# ### A silent zero
+#
+# With a `Linear` at the end the loss is right, the last chunk learns, and all before it get zeros: no error, no
+# warning. Its output is a *view*, made under `no_grad`; in backward DeepSpeed finds that a view of that needs no
+# gradient, and skips it. **How to notice:** compare gradients with a plain step's, or look for zeros (exercise 3). (Not
+# yet run on a GPU.)
 #
 # ## 5. GPT-2 in three chunks
 #
-# The explainers' homework: GPT-2, 12 layers, 10 steps of 4 × 128 tokens, without and with 3 chunks. C9: *2.5 GB fall
-# to 1.8 GB*. **Predict**: how much lower is the peak with 3 chunks? With 12?
+# The explainers' homework: GPT-2, 12 layers, 10 steps of 4 × 128 tokens, without and with 3 chunks. Claim C9 of the
+# ledger in notebook 06: *2.5 GB fall to 1.8 GB*. **Predict**: how much lower is the peak with 3 chunks? With 12?
 #
 # First a small GPT-2 with the real one's proportions (vocabulary 65 times the width, tokens two thirds of it): the
-# whole model, and its blocks alone. Then training, five ways from the same start (the function raises unless the last
-# losses are equal to the bit), and the real size, recorded by `make record`.
+# whole model, and its blocks alone. Then training, five ways to the same last loss, to the bit, and the real size,
+# recorded by `make record`.
 
 # %%
 config = {"n_layer": here.n_layers, "n_embd": here.hidden, "n_head": here.heads, "vocab_size": 65 * here.hidden}
@@ -347,12 +338,12 @@ except records.NoRecord as error:
 #
 # ### 1. The right number
 #
-# *Difficulty 2 of 3, 10 minutes.* Return the number of chunks with the lowest peak; of equal peaks, that with more
-# chunks. Sizes, as in `ms.Chunked`, differ by one block at most, the larger first. While chunk *j* (from 1) is alive,
-# the checkpoints of chunks 1 to *j* are. *W* is the same for all: leave it out.
+# Return the number of chunks with the lowest peak; of equal peaks, that with more chunks. Sizes differ by one block at
+# most, the larger first. While chunk *j* (from 1) is alive, the checkpoints of chunks 1 to *j* are. Leave *W* out.
 
 
 # %%
+# Exercise: difficulty 2 of 3, 10 minutes. For: planning chunks of any model.
 def best_chunks(n_blocks: int, block_bytes: int, checkpoint_bytes: int) -> int:
     """``block_bytes`` are a block's saved bytes, its input included."""
     # <exercise>
@@ -386,10 +377,14 @@ print(chunk_checks.check_best_chunks(best_chunks, here))
 #
 # ### 2. Make the chunks
 #
-# *Difficulty 2 of 3, 10 minutes.* Run a list of blocks in chunks with PyTorch's `checkpoint`. Mind the loop variable.
+# Run a list of blocks in chunks with PyTorch's `checkpoint`. Mind the loop variable.
 
 
 # %%
+from torch.utils.checkpoint import checkpoint
+
+
+# Exercise: difficulty 2 of 3, 10 minutes. For: checkpointing a model of your own.
 def run_chunks(blocks: list[nn.Module], x: Tensor, num_checkpoints: int) -> Tensor:
     """The output of the last block; the larger chunks come first."""
     # <exercise>
@@ -422,10 +417,11 @@ print(chunk_checks.check_chunks(run_chunks, here))
 #
 # ### 3. Notice the silence
 #
-# *Difficulty 1 of 3, 5 minutes.* After backward: which trainable parameters have no gradient, or one of nothing but zeros?
+# After backward: which trainable parameters have no gradient, or one of nothing but zeros?
 
 
 # %%
+# Exercise: difficulty 1 of 3, 5 minutes. For: noticing a chunk that stopped learning.
 def silent_parameters(model: nn.Module) -> list[str]:
     """Their names, as in ``model.named_parameters()``."""
     # <exercise>
@@ -455,10 +451,63 @@ print(chunk_checks.check_silent(silent_parameters, here))
 #
 # </details>
 #
+# ### 4. Read a timeline
+#
+# Run the cell: four steps of twelve blocks, by formula, and their names in no order. Which is which? Return a dict from
+# letters to names, and run it again.
+
+
+# %%
+puzzle = outline_puzzle.Puzzle.of(here)
+display(puzzle.picture())
+print("The names:", ", ".join(puzzle.names))
+
+
+# Exercise: difficulty 2 of 3, 5 minutes. For: recognizing a strategy in anyone's memory profile.
+def name_outlines() -> dict[str, str]:
+    """The name behind each letter, once each."""
+    # <exercise>
+    # <stub>
+    raise NotImplementedError("your turn")
+    # <solution>
+    by_surges = {0: "keep all", 3: "3 chunks", 11: "recursive", 12: "full checkpoint"}
+    return {letter: by_surges[outline.surges] for letter, outline in puzzle.outlines.items()}
+    # </exercise>
+
+
+print(outline_puzzle.check_outlines(name_outlines, puzzle))
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Three questions: how often does memory surge behind the dots? How high is it there, and how high at the dots? How
+# much work does the step take, where a plain step takes 1?
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# You may write the dict by eye. This counts surges in backward:
+#
+# <!-- solution -->
+#
+# Nothing surges where all is kept. Three broad surges are three chunks. Two are left with narrow ones: full
+# checkpointing piles up a checkpoint a block in forward, and is done first; recursion keeps its last block, and runs
+# blocks again and again.
+#
+# </details>
+#
+# ## Your predictions
+
+# %%
+print(ledger)
+ledger.plot()
+
+# %% [markdown]
 # ## What you should have noticed
 #
 # - Peak = L/m + m·A' + W, to the byte. A transformer block has A' = 16: use √(L·A') chunks, not √L.
-# - The last chunk need not be recomputed. Bisection saves few checkpoints at the price of many forwards.
+# - The last chunk need not be recomputed. Bisection saves few checkpoints for many forwards.
 # - DeepSpeed's checkpoint is a call. Keys alone change nothing; one of its options can silence gradients.
 # - Look where the peak is before you turn a knob.
 #

@@ -1,32 +1,20 @@
 # %% [markdown]
 # # 05 Stream offloading
 #
+# <!-- colab -->
+#
 # Instead of computing saved activations again, you can send them to the host's memory or a disk, and have them back
 # in time. That costs waiting, which can be hidden.
 #
-# **After these 30 minutes you can**
+# **After these 30 minutes, and 38 of exercises, you can**
 #
 # - read a timeline of computation and copies, and say who waits for whom;
 # - say when a copy hides behind computation;
 # - say why the peak may stay when checkpoints leave;
 # - name four ways in which offloading corrupts gradients or saves nothing.
 
-# %%
-import errno
-import os
-import weakref
-from concurrent.futures import Future
-
-import pandas as pd
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-
-import memsave_lib as ms
-from memsave_lib import devices, formulas, held, labs
-from memsave_lib.course import costs, disk_memory, long_text, offload_checks, peers, records
-from memsave_lib.course.env import setup
-from memsave_lib.units import human_bytes
+# %% tags=["nbval-ignore-output"]
+# <setup>
 
 # %% tags=["parameters"]
 seq_len = 512
@@ -38,18 +26,23 @@ steps = 2
 device = "auto"
 
 # %%
-here = setup(
-    seq_len=seq_len,
-    checkpoint_every=checkpoint_every,
-    n_layers=n_layers,
-    hidden=hidden,
-    batch_size=batch_size,
-    steps=steps,
-    device=device,
-)
-shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
-stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
-x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
+import os
+
+import pandas as pd
+import torch
+from IPython.display import display
+from torch import Tensor, nn
+
+import memsave_lib as ms
+from memsave_lib import devices, formulas, held, labs
+from memsave_lib.course import costs, disk_memory, hook_checks, long_text, offload_checks, peers, records
+from memsave_lib.course.env import setup
+from memsave_lib.course.predictions import Ledger
+from memsave_lib.course.questions import offloading as questions
+from memsave_lib.units import human_bytes
+
+here = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)
+ledger = Ledger()
 print(here)
 
 # %% [markdown]
@@ -88,6 +81,9 @@ class FromTheExplainer(nn.Module):
 
 
 # %%
+import weakref
+
+x = torch.randn(here.batch_size, here.seq_len, here.hidden, device=here.device)
 block = ms.TransformerBlock(here.hidden, here.heads).to(here.device)
 explained, witnesses = FromTheExplainer(block), {}
 for layer in block.children():
@@ -95,7 +91,7 @@ for layer in block.children():
 
 
 def with_hooks() -> Tensor:
-    with saved_tensors_hooks(send, bring_back):
+    with torch.autograd.graph.saved_tensors_hooks(send, bring_back):
         return block(x)
 
 
@@ -107,6 +103,7 @@ for name, run in {"keep all": lambda: block(x), "hooks": with_hooks, "explainer"
 print(f"FromTheExplainer.backward was called {explained.backward_calls} times")
 
 # %%
+stack = ms.BlockStack(here.n_layers, here.hidden, here.heads).to(here.device)
 weights = {parameter.untyped_storage().data_ptr() for parameter in stack.parameters()}
 sent = {"activations": 0, "weights": 0}
 
@@ -116,7 +113,7 @@ def send_and_count(tensor: Tensor) -> tuple[torch.device, Tensor]:
     return send(tensor)
 
 
-with saved_tensors_hooks(send_and_count, bring_back):
+with torch.autograd.graph.saved_tensors_hooks(send_and_count, bring_back):
     loss = stack(x).sum()
 loss.backward()
 print("hooks:", ", ".join(f"{human_bytes(size)} of {kind}" for kind, size in sent.items()))
@@ -126,22 +123,26 @@ print(f"ms.Offload(): {applied.report.offload}")
 
 # %% [markdown]
 # Autograd walks through operations, not Modules: nobody calls that `backward`. The graph still holds every tensor
-# (outputs that are only added were never saved), and a copy comes on top. A6 (such code offloads) is false.
+# (outputs that are only added were never saved), and a copy comes on top. Claim A6 of the ledger in notebook 06, that
+# such code offloads, is false.
 #
 # Hooks free, but also send weights, alive anyway: such a copy only costs memory. `ms.Offload()` keeps those, small
 # tensors, the stack's input, and the last block, which backward wants at once.
 #
 # ### Exercise: the bytes that leave
 #
-# *Difficulty 1 of 3, 10 minutes.* `sizes` are the bytes that each block saves, its input first. Three things stay: tensors
-# below 65,536 bytes, the last `keep_last` blocks, the first block's input. How many bytes leave?
+# `sizes` are the bytes that each block saves, its input first. Three things stay: tensors below 65,536 bytes, the last
+# `keep_last` blocks, the first block's input. How many bytes leave?
 
 # %%
+shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
 sizes = list(costs.saved_storages(shape))
 print(f"each block saves {len(sizes)} storages: {', '.join(human_bytes(size) for size in sizes)}")
 
 
+# Exercise: difficulty 1 of 3, 10 minutes. For: forecasting what offloading moves.
 def bytes_that_leave(sizes: list[int], n_layers: int, keep_last: int) -> int:
+    """In one forward, of all blocks together."""
     # <exercise>
     # <stub>
     raise NotImplementedError("your turn")
@@ -172,31 +173,28 @@ print(offload_checks.check_bytes_that_leave(bytes_that_leave, here))
 #
 # ## 2. Blocking, overlapped, prefetched
 #
-# *The same bytes three times: who waits?* `prefetch=n` lets n tensors leave, or come back ahead of use, while computation
-# goes on. With 0 each copy is waited for on the spot. **Predict** how many are on their way already when backward asks.
+# *The same bytes three times: who waits?* `prefetch=n` lets n tensors leave, or come back ahead of use, while
+# computation goes on. With 0 each copy is waited for on the spot. **Predict** how many are on their way already when
+# backward asks.
 #
-# First measured, with your disk. Then **simulated**, not yet run on a GPU: a T4 by cited figures, width 4,096, 4,096
-# tokens in half precision.
+# Measured, with your disk; and **simulated**, not yet run on a GPU: a T4 by cited figures, width 4,096, 4,096 tokens in
+# half precision.
 
 # %%
 disk = "disk" if hasattr(os, "preadv") else "host"  # Windows lacks what a DiskStore needs
-measured = {}
+large = formulas.BlockShape(1, 4096, 4096, 32, dtype="float16", device="cuda")
+blocks, plan = costs.stack_costs(large, here.n_layers), ms.Offload().plan(here.n_layers)
+measured, simulated = {}, {}
 for prefetch in (0, 2, 4):
     with ms.apply(stack, ms.Offload(store=disk, prefetch=prefetch)) as applied:
         stack(x).sum().backward()
-    traffic = applied.report.offload
-    measured[f"prefetch={prefetch}"] = traffic.lanes
+    traffic, one = applied.report.offload, ms.simulate(blocks, plan, devices.T4, prefetch=prefetch)
+    measured[f"prefetch={prefetch}"], simulated[f"T4, prefetch={prefetch}"] = traffic.lanes, one
     moved = f"{traffic.moved.tensors} tensors left, {human_bytes(traffic.moved.bytes)}"
     print(f"prefetch={prefetch}: {moved}; {traffic.prefetch_hits} were on their way back when asked for")
-ms.plots.stream_lanes(measured, seconds=False)
-
-# %%
-large = formulas.BlockShape(1, 4096, 4096, 32, dtype="float16", device="cuda")
-blocks, plan = costs.stack_costs(large, here.n_layers), ms.Offload().plan(here.n_layers)
-timelines = {f"T4, prefetch={n}": ms.simulate(blocks, plan, devices.T4, prefetch=n) for n in (0, 2, 4)}
-for name, one in timelines.items():
-    print(f"{name}: waits {len(one.stalls)} times, {one.stall_seconds / one.step_seconds:.1%} of the step")
-ms.plots.stream_lanes(timelines, seconds=False)
+    print(f"    T4: waits {len(one.stalls)} times, {one.stall_seconds / one.step_seconds:.1%} of the step")
+display(ms.plots.stream_lanes(measured, seconds=False))
+ms.plots.stream_lanes(simulated, seconds=False)
 
 # %% [markdown]
 # With 0, copies and computation never run together. With 2, nearly all waiting is gone, for a few tensors' memory.
@@ -226,12 +224,13 @@ lab
 #
 # $$24h + \kappa s \ge \gamma F / B.$$
 #
-# The batch drops out; backward has twice the work for the same bytes. In half precision γ is 2 for a block's input, 34
-# for all that a GPT block with dropout saves, 45.5 for Llama-2-7B's. Yours has 4 and 64: float32, no dropout.
+# The batch drops out; backward has twice the work. In half precision γ is 2 for a block's input, 34 for all that a GPT
+# block with dropout saves, 45.5 for Llama-2-7B's. Yours (float32, no dropout): 4 and 64.
 #
 # **Predict** for *F/B* = 2,353 (a T4), 6,326 (A100), 7,260 (H100) and *h* = 4,096: from how many tokens on does each
-# hide? Judge three claims. A1: *a 7B model has 8.6 GB of activations at 32k tokens*. A3: *10 GB out and back at 25
-# GB/s take 0.8 s*. A4: *offloading slows training 2–3 times with overlap, 3–5 times in practice*.
+# hide? Write down the A100's for γ = 34 and κ = 2. Judge three claims. A1: *a 7B model has 8.6 GB of activations at 32k
+# tokens*. A3: *10 GB out and back at 25 GB/s take 0.8 s*. A4: *offloading slows training 2–3 times with overlap, 3–5
+# times in practice*.
 
 # %% tags=["nbval-ignore-output"]
 machine = devices.measure(here.device, seconds=1.0)
@@ -243,12 +242,20 @@ for link in ("copy_out", "disk_write"):
         print(f"    {what}: needs {gamma * ratio:,.0f}, hides: {left >= gamma * ratio}")
 
 # %%
+# Exercise: difficulty 2 of 3, 3 minutes. For: knowing when a copy costs nothing.
+# <exercise>
+# <stub>
+tokens_on_an_a100 = None  # your number
+# <solution>
+tokens_on_an_a100 = (34 * 6326 - 24 * 4096) / 2
+# </exercise>
 rows = {}
 for one in (devices.T4, devices.A100, devices.H100):
     rows[one.name] = {"F/B": f"{one.flops / one.copy_out:,.0f}"}
     for what, gamma in {"block inputs": 2, "GPT, everything": 34, "Llama-2-7B, everything": 45.5}.items():
         first = formulas.hiding_seq_len(4096, gamma, one.flops, one.copy_out)
         rows[one.name][what] = f"from {first:,} tokens" if first else "always"
+print(ledger.check(questions.everything_hides(), tokens_on_an_a100, questions.tokens_to_hide()))
 pd.DataFrame(rows).T
 
 # %%
@@ -265,18 +272,32 @@ print("A4: 32 such blocks, times the step without copies:")
 pd.DataFrame(times)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# At the limit both sides are equal: put numbers for *h*, κ, γ and *F/B*, and solve for *s*.
+#
+# </details>
+#
+# <details><summary>Solution</summary>
+#
+# <!-- solution -->
+#
+# </details>
+#
 # Block inputs hide anywhere here; everything at very long context only, unless the device computes slowly, as a T4 and
 # your CPU do. A1 counts the inputs alone. A4 is right only where memory is not *pinned* (locked in place for the copy
 # engines). (Simulated, **not yet run on a GPU**.)
 #
 # ### Exercise: the slowest link
 #
-# *Difficulty 1 of 3, 10 minutes.* Chunks of `blocks_per_copy` blocks are checkpointed: one input leaves for each chunk.
-# How many bytes a second must the link carry so that its copy just hides? Attention is causal.
+# Chunks of `blocks_per_copy` blocks are checkpointed: one input leaves for each chunk. How many bytes a second must the
+# link carry so that its copy just hides? Attention is causal.
 
 
 # %%
+# Exercise: difficulty 1 of 3, 10 minutes. For: judging a machine before you rent it.
 def slowest_link(seq_len: int, hidden: int, gamma: float, flops: float, blocks_per_copy: int) -> float:
+    """In bytes a second."""
     # <exercise>
     # <stub>
     raise NotImplementedError("your turn")
@@ -304,8 +325,8 @@ print(offload_checks.check_slowest_link(slowest_link))
 #
 # *Checkpoint each block, then send the checkpoints away: how far does the peak fall, and where is it?*
 #
-# *And which blocks should stay?* Claim A5: offload the last layers, their activations are the largest. **Predict** the bytes
-# of each block, and who waits at the turn from forward to backward with `keep_last=0`.
+# *And which blocks should stay?* Claim A5: offload the last layers, their activations are the largest. **Predict** the
+# bytes of each block, and who waits at the turn from forward to backward with `keep_last=0`.
 
 
 # %%
@@ -362,6 +383,10 @@ for case in () if disk_memory.why_not() else disk_memory.CASES:
 
 
 # %%
+import errno
+from concurrent.futures import Future
+
+
 class FullDisk(ms.DiskStore):
     room = 4 * shape.checkpoint_bytes
 
@@ -385,16 +410,16 @@ print("the next step is right:", step(ms.Offload(store=disk)) and all(map(torch.
 #
 # ### Exercise: three bugs in ten lines
 #
-# *Difficulty 3 of 3, 15 minutes.* `send` and `bring_back` send weights. They notice nothing when a saved tensor
-# changes in place before backward: hooks switch PyTorch's own check off, and gradients are silently wrong. Whoever
-# lets small tensors stay by returning the argument leaks: an output holds its operation, which holds what you
-# returned.
+# `send` and `bring_back` send weights. They notice nothing when a saved tensor changes in place before backward: hooks
+# switch PyTorch's own check off, and gradients are silently wrong. Whoever lets small tensors stay by returning the
+# argument leaks: an output holds its operation, which holds what you returned.
 #
 # Write hooks without the three bugs. `held.witness(tensor)` shares a tensor's version and none of its memory;
 # `held.check_version(witness, version, shape)` raises when the version has moved on.
 
 
 # %%
+# Exercise: difficulty 3 of 3, 15 minutes. For: reviewing anyone's offloading code.
 class Hooks:
     def __init__(self, model: nn.Module) -> None:
         self.weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -421,7 +446,7 @@ class Hooks:
     # </exercise>
 
 
-print(offload_checks.check_hooks(Hooks, here))
+print(hook_checks.check_hooks(Hooks, here))
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -462,11 +487,8 @@ except records.NoRecord as missing:
     print(missing)
 table = pd.concat({name: run.set_index("label") for name, run in runs.items()})
 table["times"] = table.step_seconds / table.groupby(level=0).step_seconds.transform("first")
-for name in ("peak_bytes", "disk_bytes"):
-    table[name] = table[name].map(human_bytes)
-table[["peak_bytes", "peak_at", "disk_bytes", "step_seconds", "times", "perplexity"]]
-
-# %% tags=["nbval-ignore-output"]
+table = table.assign(**{name: table[name].map(human_bytes) for name in ("peak_bytes", "disk_bytes")})
+display(table[["peak_bytes", "peak_at", "disk_bytes", "step_seconds", "times", "perplexity"]])
 tools = peers.table()
 for name in ("held_bytes", "peak_bytes"):
     tools[name] = ["" if pd.isna(nbytes) else human_bytes(int(nbytes)) for nbytes in tools[name]]
@@ -477,10 +499,17 @@ tools
 # all four peaks sit in the loss: A10's other numbers are no law. Other tools (last table) are exact too; without a
 # GPU their copies count as held, and one fails. All this is **not yet run on a GPU**.
 #
+# ## Your predictions
+
+# %%
+print(ledger)
+ledger.plot()
+
+# %% [markdown]
 # ## What you should have noticed
 #
-# - A graph that still holds the tensor, or a weight that leaves, saves nothing. A returned argument leaks. A tensor changed in
-#   place corrupts gradients.
+# - A graph that still holds the tensor, or a weight that leaves, saves nothing. A returned argument leaks. A tensor
+#   changed in place corrupts gradients.
 # - The same bytes cost nothing or a multiple of the step: it depends on who waits.
 # - Block inputs hide nearly anywhere; everything on slow devices, or at very long context.
 # - A peak beside one live block does not care where checkpoints lie.

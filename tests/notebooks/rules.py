@@ -16,8 +16,14 @@ CELLS = range(20, 36)
 WORDS = range(600, 1201)
 CODE_LINES = 15
 UNCOMPARED = {"nbval-ignore-output", "nbval-skip"}
-#: A line of a solution shorter than this may stand elsewhere by chance.
-TELLING_LENGTH = 20
+#: A line of a solution shorter than this, without white space, may stand elsewhere by chance.
+TELLING_LENGTH = 16
+
+EXERCISES = range(3, 6)
+EXERCISE_LINE = re.compile(
+    r"^# Exercise: difficulty [123] of 3, (?P<minutes>\d+) minutes\. For: (?P<purpose>.+)\.$", re.MULTILINE
+)
+MINUTES = re.compile(r"\*\*After these (\d+) minutes, and (\d+) of exercises, you can\*\*")
 
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -143,9 +149,11 @@ def labs_have_a_still(notebook: NotebookNode) -> Iterator[str]:
 def parameters_first(notebook: NotebookNode) -> Iterator[str]:
     cells = code_cells(notebook)
     found = [number for number, cell in enumerate(cells, start=1) if "parameters" in tags(cell)]
-    if found not in ([1], [2]):
-        yield f"the one cell tagged parameters must be the first code cell or follow the setup, found at {found}"
+    if found != [2]:
+        yield f"the one cell tagged parameters must be the second code cell, behind the setup cell, found at {found}"
         return
+    if "REPOSITORY =" not in cells[0].source:
+        yield "the first code cell must be the one that finds the library: # <setup>"
     tree = ast.parse(cells[found[0] - 1].source)
     names = [target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
     if names != list(PARAMETERS) or len(tree.body) != len(PARAMETERS):
@@ -194,17 +202,52 @@ RULES = (
 
 
 def nothing_revealed(student: NotebookNode, cuts: list[Cut]) -> Iterator[str]:
-    """No line of a solution in a student notebook, but for what is folded into <details>."""
-    stubs = {line.strip() for cut in cuts for stub in cut.stubs for line in stub.splitlines()}
-    shown = {line.strip() for cell in code_cells(student) for line in cell.source.splitlines()}
-    shown |= {line.strip() for cell in code_cells(student) for text in output_texts(cell) for line in text.splitlines()}
-    text = "\n".join(DETAILS.sub("", cell.source) for cell in student.cells if cell.cell_type == "markdown")
-    shown |= {line.strip() for line in text.splitlines()}
+    """No line of a solution in a student notebook, nor as a part of one, but for what is folded into <details>."""
+    stubs = "\n".join(squeezed(stub) for cut in cuts for stub in cut.stubs)
+    shown = [cell.source for cell in code_cells(student)]
+    shown += [text for cell in code_cells(student) for text in output_texts(cell)]
+    shown += [DETAILS.sub("", cell.source) for cell in student.cells if cell.cell_type == "markdown"]
+    visible = "\n".join(map(squeezed, shown))
     for cut in cuts:
         for solution in cut.solutions:
-            for line in map(str.strip, solution.splitlines()):
-                if len(line) >= TELLING_LENGTH and line in shown - stubs:
+            for line in map(squeezed, solution.splitlines()):
+                if len(line) >= TELLING_LENGTH and line in visible and line not in stubs:
                     yield f"the student notebook shows a line of a solution: {line!r}"
+
+
+def squeezed(text: str) -> str:
+    """Without comments and white space: how a line is laid out tells nothing."""
+    return re.sub(r"\s+", "", re.sub(r"(?:^|(?<=\s))# .*$", "", text, flags=re.MULTILINE))
+
+
+def exercises_state_what_they_take(notebook: NotebookNode) -> Iterator[str]:
+    """Difficulty, minutes and purpose in the cell of each exercise; the minutes' sum where the notebook begins."""
+    cells = [cell for cell in code_cells(notebook) if "exercise" in tags(cell)]
+    if len(cells) not in EXERCISES:
+        yield f"it has {len(cells)} exercises, expected {EXERCISES.start} to {EXERCISES.stop - 1}"
+    stated = [EXERCISE_LINE.search(cell.source) for cell in cells]
+    for cell, line in zip(cells, stated, strict=True):
+        if line is None:
+            yield (
+                f"the exercise {cell.source[:50]!r} lacks a line '# Exercise: difficulty 1 of 3, 5 minutes. For: what.'"
+            )
+    took = exercise_minutes(notebook)
+    promised = minutes_stated(notebook)
+    if promised is None:
+        yield "its first cell must say **After these N minutes, and M of exercises, you can**"
+    elif took != promised[1]:
+        yield f"its exercises take {took} minutes, its first cell says {promised[1]}"
+
+
+def exercise_minutes(notebook: NotebookNode) -> int:
+    found = (EXERCISE_LINE.search(cell.source) for cell in code_cells(notebook) if "exercise" in tags(cell))
+    return sum(int(line["minutes"]) for line in found if line)
+
+
+def minutes_stated(notebook: NotebookNode) -> tuple[int, int] | None:
+    """Minutes of a notebook without its exercises, and of these, as its first cell says them."""
+    match = MINUTES.search(notebook.cells[0].source)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def exercises_tried(notebook: NotebookNode, solved: bool) -> Iterator[str]:

@@ -193,15 +193,26 @@ def test_check_sees_missing_cells(course: build.Course) -> None:
 def test_the_link_to_colab_opens_this_very_notebook_and_is_left_out_without_a_repository(tmp_path: Path) -> None:
     folder = tmp_path / "notebooks"
     (folder / "src").mkdir(parents=True)
-    (folder / "src" / "00_tiny.py").write_text("# %% [markdown]\n# # Tiny\n#\n# <!-- colab -->\n")
+    (folder / "src" / "00_tiny.py").write_text("# %% [markdown]\n# # Tiny\n#\n# <!-- colab -->\n#\n# Text.\n")
     course = build.Course(folder)
-    assert course.generate("00_tiny", "student").cells[0].source == "# Tiny"
+    assert course.generate("00_tiny", "student").cells[0].source == "# Tiny\n\nText."
     for repository, ends in (("", ("", "")), ("ada/course", ("00_tiny.ipynb", "solutions/00_tiny.ipynb"))):
         (tmp_path / "pyproject.toml").write_text(f'[tool.memsave]\nrepository = "{repository}"\n')
         for variant, end in zip(build.VARIANTS, ends, strict=True):
             text = course.generate("00_tiny", variant).cells[0].source
             page = f"(https://colab.research.google.com/github/ada/course/blob/main/notebooks/{end})"
-            assert text.endswith(page) if end else text == "# Tiny"
+            assert text.endswith(f"{page}\n\nText.") if end else text == "# Tiny\n\nText."
+
+
+def test_the_setup_cell_knows_the_repository_and_keeps_its_id(tmp_path: Path) -> None:
+    source = '# %% tags=["nbval-ignore-output"]\n# <setup>\n\n# %%\n# <setup> in words\n'
+    cells = [build.generate(source, "tiny.py", "student", repository).cells for repository in ("", "ada/course")]
+    for (first, second), repository in zip(cells, ("", "ada/course"), strict=True):
+        assert first.source == build.setup_cell(repository)
+        assert f'REPOSITORY = "{repository}"' in first.source.splitlines()
+        assert first.metadata.tags == ["nbval-ignore-output"]
+        assert second.source == "# <setup> in words"
+    assert cells[0][0].id == cells[1][0].id
 
 
 def test_names_are_chosen_by_any_part_of_them(course: build.Course) -> None:

@@ -14,15 +14,12 @@ import build
 from tests.notebooks import rules
 
 PARAMETERS = 'seq_len = 8\ncheckpoint_every = 1\nn_layers = 1\nhidden = 64\nbatch_size = 1\nsteps = 1\ndevice = "auto"'
-SETUP = (
-    "here = setup(seq_len=seq_len, checkpoint_every=checkpoint_every, n_layers=n_layers, hidden=hidden,\n"
-    "             batch_size=batch_size, steps=steps, device=device)"
-)
+SETUP = "import math\n\nhere = setup(seq_len, checkpoint_every, n_layers, hidden, batch_size, steps, device)"
 
 
 def good() -> NotebookNode:
     """A notebook that no rule complains about."""
-    cells: list[tuple[str, list[str]]] = [("import math", []), (PARAMETERS, ["parameters"]), (SETUP, [])]
+    cells: list[tuple[str, list[str]]] = [("REPOSITORY = ''", []), (PARAMETERS, ["parameters"]), (SETUP, [])]
     cells += [(f"print({number})", []) for number in range(8)]
     source = "# %% [markdown]\n# # A title\n"
     for number, (code, tags) in enumerate(cells):
@@ -132,6 +129,7 @@ FAULTS = [
     (rules.parameters_first, parameters("steps = 1", "steps = int(1)"), "plain values"),
     (rules.parameters_first, parameters('"auto"', '"cpu"'), 'device = "auto"'),
     (rules.parameters_first, lambda notebook: rules.code_cells(notebook)[2].update(source="1"), "must call setup"),
+    (rules.parameters_first, lambda notebook: rules.code_cells(notebook)[0].update(source="1"), "finds the library"),
     (rules.right_number_of_cells, lambda notebook: notebook.cells.__delitem__(slice(19, None)), "it has 19 cells"),
     (rules.right_number_of_words, markdown("word " * 700), "words outside <details>, expected 600 to 1,200"),
     (rules.right_number_of_words, markdown("<details>" + "word " * 700 + "</details>"), None),
@@ -191,6 +189,37 @@ def test_an_untouched_stub_must_say_so_and_a_solution_must_be_right() -> None:
         assert list(rules.exercises_tried(notebook, solved)) == [fault]
 
 
+STATED = "# Exercise: difficulty 2 of 3, {} minutes. For: counting bytes.\ndef count(): ..."
+PROMISE = "# A title\n\n**After these 30 minutes, and {} of exercises, you can**"
+
+
+def workbook(minutes: tuple[int, ...], promise: str) -> NotebookNode:
+    notebook = good()
+    notebook.cells[0].source = promise
+    for cell, number in zip(rules.code_cells(notebook)[3:], minutes, strict=False):
+        cell.update(source=STATED.format(number), metadata=nbformat.from_dict({"tags": ["exercise"]}))
+    return notebook
+
+
+@pytest.mark.parametrize(
+    ("minutes", "promise", "fault"),
+    [
+        ((2, 5, 10), PROMISE.format(17), None),
+        ((2, 5, 10, 1, 1), PROMISE.format(19), None),
+        ((2, 5), PROMISE.format(7), "it has 2 exercises, expected 3 to 5"),
+        ((1, 1, 1, 1, 1, 1), PROMISE.format(6), "it has 6 exercises, expected 3 to 5"),
+        ((2, 5, 10), PROMISE.format(15), "its exercises take 17 minutes, its first cell says 15"),
+        ((2, 5, 10), "# A title", "its first cell must say **After these N minutes, and M of exercises, you can**"),
+    ],
+)
+def test_minutes_of_exercises_are_stated_and_add_up(minutes: tuple[int, ...], promise: str, fault: str | None) -> None:
+    notebook = workbook(minutes, promise)
+    assert list(rules.exercises_state_what_they_take(notebook)) == ([fault] if fault else [])
+    rules.code_cells(notebook)[3].source = "def count(): ..."
+    found = list(rules.exercises_state_what_they_take(notebook))
+    assert any("the exercise 'def count(): ...' lacks a line '# Exercise: difficulty" in line for line in found)
+
+
 def test_a_line_of_a_solution_is_found_wherever_a_student_could_see_it() -> None:
     line = "return sum(sizes) * element_size"
     cuts = [build.Cut("", ("return 0",), (f"total = 0\n{line}",))]
@@ -199,6 +228,9 @@ def test_a_line_of_a_solution_is_found_wherever_a_student_could_see_it() -> None
     says(line)(in_output)
     markdown(f"Say\n\n{line}\n")(in_text)
     markdown(f"<details>\n\n{line}\n\n</details>")(folded)
-    fault = [f"the student notebook shows a line of a solution: {line!r}"]
-    assert [list(rules.nothing_revealed(notebook, cuts)) for notebook in (in_code, in_output, in_text)] == [fault] * 3
+    in_a_sentence = good()
+    markdown("In words: `return sum( sizes )*element_size`, that is all.")(in_a_sentence)
+    fault = [f"the student notebook shows a line of a solution: {line.replace(' ', '')!r}"]
+    telling = (in_code, in_output, in_text, in_a_sentence)
+    assert [list(rules.nothing_revealed(notebook, cuts)) for notebook in telling] == [fault] * 4
     assert list(rules.nothing_revealed(folded, cuts)) == []
