@@ -21,7 +21,88 @@ SETUPS = pytest.mark.parametrize("here", [DEFAULTS, ODD, SMALLEST], ids=["defaul
 
 
 def stub(*arguments: object) -> int:
-    raise NotImplementedError
+    raise NotImplementedError("your turn")
+
+
+# stubs
+
+
+class Unfinished:
+    """Of its two methods the first is written."""
+
+    def first(self, number: int) -> int:
+        return number
+
+    def second(self, number: int) -> int:
+        return stub(number)
+
+
+class Uncalled:
+    def __call__(self, number: int) -> int:
+        return stub(number)
+
+
+def in_part(number: int) -> int:
+    return number if number < 2 else stub(number)
+
+
+@checks.answered
+def check_numbers(function: Callable[[int], int], last: int) -> checks.Verdict:
+    """What the function makes of all numbers up to ``last``."""
+    given = [function(number) for number in range(last + 1)]
+    return checks.right(f"{given}") if given == list(range(last + 1)) else checks.wrong(f"{given}")
+
+
+@checks.answered
+def check_object(make: Callable[[], Uncalled]) -> checks.Verdict:
+    return checks.right(str(make()(1)))
+
+
+@checks.answered
+def check_methods(make: Callable[[], Unfinished], *names: str) -> checks.Verdict:
+    made = make()
+    return checks.right(str([getattr(made, name)(1) for name in names]))
+
+
+def test_a_stub_is_untried_and_a_part_of_one_unfinished() -> None:
+    assert check_numbers(stub, 3) is checks.NOT_TRIED
+    assert check_numbers(in_part, 3) is checks.NOT_FINISHED
+    assert str(checks.NOT_FINISHED) == "Not finished: a part of it still raises NotImplementedError."
+    assert checks.NOT_FINISHED.passed is False
+    assert check_numbers(in_part, last=1).passed is True
+    assert check_numbers(lambda number: -number, 1).passed is False
+    assert check_numbers.__doc__ == "What the function makes of all numbers up to ``last``."
+
+
+def test_a_class_is_tried_when_a_call_of_its_objects_has_returned() -> None:
+    assert check_object(Uncalled) is checks.NOT_TRIED
+    assert check_methods(Unfinished, "second") is checks.NOT_TRIED
+    assert check_methods(Unfinished, "first", "second") is checks.NOT_FINISHED
+    assert str(check_methods(Unfinished, "first")) == "Right. [1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "untouched"),
+    [
+        ("your turn", True),
+        ("find the bugs, then delete this line", True),
+        ("", False),
+        ("It is your turn", False),
+        ('Module [M] is missing the required "forward" function', False),
+    ],
+)
+def test_only_the_stubs_own_errors_are_theirs(text: str, untouched: bool) -> None:
+    assert checks.untouched_error(NotImplementedError(text)) is untouched
+
+
+def test_pytorchs_own_error_is_the_learners_to_read() -> None:
+    with pytest.raises(NotImplementedError, match="missing the required"):
+        check_numbers(nn.Module(), 1)
+
+
+def test_what_is_no_function_goes_on_as_it_is() -> None:
+    with pytest.raises(TypeError, match="'int' object is not callable"):
+        check_numbers(3, 1)
 
 
 # 00

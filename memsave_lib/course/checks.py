@@ -1,15 +1,18 @@
 """Checks of the exercises: each says what is right, or what exactly is wrong and why that happens.
 
 A check tries a learner's function on several cases and returns a :class:`Verdict`; print it. An untouched stub raises
-NotImplementedError, and the verdict is "not tried yet". Any other error is the learner's own to read.
+NotImplementedError("your turn"), and the verdict is "not tried yet" (:func:`answered`). Any other error is the
+learner's own to read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import wraps
 from itertools import combinations
 from numbers import Integral
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import nn
@@ -17,6 +20,8 @@ from torch import nn
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, block_saved_bytes
 from memsave_lib.units import exact_bytes
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Verdict:
 
 NOT_TRIED = Verdict(None, "Not tried yet: replace the line that raises NotImplementedError, then run this cell again.")
 
+NOT_FINISHED = Verdict(False, "Not finished: a part of it still raises NotImplementedError.")
+
 
 def wrong(text: str) -> Verdict:
     return Verdict(False, f"Not yet. {text}")
@@ -41,6 +48,73 @@ def wrong(text: str) -> Verdict:
 
 def right(text: str) -> Verdict:
     return Verdict(True, f"Right. {text}")
+
+
+def untouched_error(error: NotImplementedError) -> bool:
+    """Whether it is a stub's own: PyTorch raises NotImplementedError too, for a module without forward, say."""
+    text = str(error)
+    return text == "your turn" or text.startswith("find the bugs")
+
+
+def answered(
+    check: Callable[Concatenate[Callable[..., Any], P], Verdict],
+) -> Callable[Concatenate[Callable[..., Any], P], Verdict]:
+    """Let a check answer to stubs: its first argument is the learner's function or class.
+
+    A stub's own NotImplementedError at the first call makes :data:`NOT_TRIED`, and :data:`NOT_FINISHED` when a call
+    has returned before. Making an object of a class is no call; calls of the object and of its methods are. Any other
+    error goes through.
+
+        @answered
+        def check_double(function: Callable[[int], int]) -> Verdict:
+            given = [function(number) for number in (0, 3)]
+            return right("Six.") if given == [0, 6] else wrong(f"You get {given}.")
+    """
+
+    @wraps(check)
+    def checked(function: Callable[..., Any], *arguments: P.args, **named: P.kwargs) -> Verdict:
+        calls = _Calls()
+        try:
+            return check(calls.counting(function) if callable(function) else function, *arguments, **named)
+        except NotImplementedError as error:
+            if not untouched_error(error):
+                raise
+            return NOT_FINISHED if calls.returned else NOT_TRIED
+
+    return checked
+
+
+@dataclass
+class _Calls:
+    """How many calls of a learner's code have returned."""
+
+    returned: int = 0
+
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(function, type):
+            return lambda *arguments, **named: _Answer(function(*arguments, **named), self)
+
+        def counted(*arguments: object, **named: object) -> object:
+            result = function(*arguments, **named)
+            self.returned += 1
+            return result
+
+        return counted
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An object of a learner's class: it does what that does, and its calls are counted."""
+
+    _made: Any
+    _calls: _Calls = field(repr=False)
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return self._calls.counting(self._made)(*arguments, **named)
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._made, name)
+        return self._calls.counting(value) if callable(value) else value
 
 
 def is_untouched(function: Callable[..., object], *arguments: object) -> bool:
