@@ -135,11 +135,19 @@ WRONG_PARAMETER_BYTES = {
     "a shared weight once for each layer": (
         lambda m: sum(p.nbytes for part in m.modules() for p in part.parameters(recurse=False))
     ),
+    "You took the type of the first parameter for all": (
+        lambda m: sum(p.numel() for p in m.parameters()) * next(m.parameters()).element_size()
+    ),
+    "You took the type of the last parameter for all": (
+        lambda m: sum(p.numel() for p in m.parameters()) * list(m.parameters())[-1].element_size()
+    ),
     "You left out frozen parameters": lambda m: sum(p.nbytes for p in m.parameters() if p.requires_grad),
     "parameters alone": lambda m: sum(t.nbytes for t in [*m.parameters(), *m.buffers()]),
     "You left out the biases": lambda m: sum(p.nbytes for name, p in m.named_parameters() if p.dim() >= 2),
     "an int, and your function returned 48.0 (float): a float is exact only up to a point.": lambda m: 48.0,
     "is an int, and your function returned None (NoneType): end it with return": lambda m: None,
+    "returned tensor(48) (Tensor): use int()": lambda m: torch.tensor(48),
+    "your function returned an object of type tuple.": lambda m: (torch.zeros(9, 9), 3),
     "is an int, and your function returned True (bool).": lambda m: True,
     "For your model you get 7 bytes": lambda m: 7,
 }
@@ -151,6 +159,13 @@ def test_parameter_bytes_names_the_mistake(here: Setup, reason: str, answer: Cal
     found = checks.check_parameter_bytes(answer, model(here))
     assert found.passed is False
     assert reason in str(found)
+
+
+@pytest.mark.parametrize("answer", [stub, lambda m: 7], ids=["stub", "answer"])
+def test_the_check_draws_no_random_numbers(answer: Callable[[nn.Module], int]) -> None:
+    tried, state = nn.Linear(3, 4), torch.get_rng_state()
+    checks.check_parameter_bytes(answer, tried)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_whole_number_of_any_type_is_a_count_of_bytes() -> None:
@@ -202,9 +217,23 @@ WRONG_SAVED_BYTES = {
     "You are high by exactly 4sbh, once: the output of the last block": (
         lambda b, s, h, a, n: solution(b, s, h, a, n) + 4 * s * b * h
     ),
+    "You are low by exactly 4sbh, once: the input of the first block, which is saved too": (
+        lambda b, s, h, a, n: solution(b, s, h, a, n) - 4 * s * b * h
+    ),
+    "You are low by exactly 4(a-1)sb in each block: the log-sum-exp is one number a row for each head": (
+        lambda b, s, h, a, n: n * (64 * s * b * h + 20 * s * b)
+    ),
+    "high by exactly 4sbh, once: the output of the last block, which nothing needs in backward; and high": (
+        lambda b, s, h, a, n: solution(b, s, h, a, n) + 4 * s * b * h + 4 * a * s * s * b * n
+    ),
+    "You are low by exactly 8sb: two of the four statistics": lambda b, s, h, a, n: (
+        n * (64 * s * b * h + 8 * s * b + 4 * a * s * b)
+    ),
     "You are high by exactly 4as²b": lambda b, s, h, a, n: solution(b, s, h, a, n) + 4 * a * s * s * b * n,
     "You are low by exactly 12sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 12 * s * b * h * n,
-    "You are low by exactly 16sbh": lambda b, s, h, a, n: solution(b, s, h, a, n) - 16 * s * b * h * n,
+    "You are low by exactly 16sbh: four hidden states in each block, as many as one": lambda b, s, h, a, n: (
+        solution(b, s, h, a, n) - 16 * s * b * h * n
+    ),
     "is an int, and your function returned 1.5 (float)": lambda b, s, h, a, n: 1.5,
     "is an int, and your function returned None (NoneType)": lambda b, s, h, a, n: None,
     "For batch=3, seq_len=40, hidden=96, heads=4, n_layers=2 you get 1 bytes": lambda b, s, h, a, n: 1,
@@ -224,3 +253,9 @@ def test_a_gap_that_no_two_terms_explain_is_not_explained() -> None:
         "You are low by exactly one; and low by exactly two."
     )
     assert checks.explain_gaps([3, 6], {"one": [1, 1], "two": [2, 4]}) is None
+
+
+def test_what_can_only_be_missing_is_not_too_much() -> None:
+    low, high = {"its input": [2, 3]}, {"its output": [2, 3]}
+    assert checks.explain_gaps([2, 3], {}, low, high) == "You are low by exactly its input."
+    assert checks.explain_gaps([-2, -3], {}, low, high) == "You are high by exactly its output."

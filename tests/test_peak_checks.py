@@ -10,7 +10,7 @@ import torch
 
 import memsave_lib as ms
 from memsave_lib import formulas
-from memsave_lib.course.checks import Verdict
+from memsave_lib.course.checks import NOT_FINISHED, Verdict
 from memsave_lib.course.env import Setup
 from memsave_lib.course.peak_checks import check_checkpointed_peak
 from memsave_lib.formulas import BlockShape
@@ -59,8 +59,9 @@ WRONG: dict[str, Callable[[int, BlockShape], object]] = {
         lambda n, shape: (n + 15) * shape.checkpoint_bytes
     ),
     "is an int, and your function returned None (NoneType)": lambda n, shape: None,
-    "(float)": lambda n, shape: float(solution(n, shape)),
+    "(float): a float is exact only up to a point": lambda n, shape: float(solution(n, shape)),
     "is an int, and your function returned True (bool)": lambda n, shape: True,
+    "returned tensor(3) (Tensor): use int()": lambda n, shape: torch.tensor(3),
     "For n_layers=5, batch=3, seq_len=40, hidden=96, heads=4 you get 7 bytes, and 925,440 are alive: you are low": (
         lambda n, shape: 7
     ),
@@ -76,6 +77,18 @@ def test_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
     untried: Verdict = check_checkpointed_peak(unfinished, here)
     assert untried.passed is None
     assert "Not tried yet" in str(untried)
+
+
+def test_an_answer_for_many_layers_alone_is_unfinished() -> None:
+    def in_part(n_layers: int, shape: BlockShape) -> int:
+        return solution(n_layers, shape) if n_layers > 2 else unfinished(n_layers, shape)
+
+    assert check_checkpointed_peak(in_part, DEFAULTS) is NOT_FINISHED
+
+
+def test_pytorchs_own_error_goes_through() -> None:
+    with pytest.raises(NotImplementedError, match="missing the required"):
+        check_checkpointed_peak(lambda n_layers, shape: torch.nn.Module()(n_layers), DEFAULTS)
 
 
 @SETUPS

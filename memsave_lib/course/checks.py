@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import combinations
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, block_saved_bytes
@@ -126,16 +127,24 @@ def is_untouched(function: Callable[..., object], *arguments: object) -> bool:
     return False
 
 
+def shown(value: object) -> str:
+    """What a function returned, in a line: short ones with their value."""
+    text, kind = repr(value), type(value).__name__
+    return f"{text} ({kind})" if len(text) <= 60 and "\n" not in text else f"an object of type {kind}"
+
+
 def no_count(values: Iterable[object]) -> str | None:
     """What to say to the first of these answers that is no whole number of bytes; None if all are."""
     for value in values:
         if isinstance(value, Integral) and not isinstance(value, bool):
             continue
-        said = f"A count of bytes is an int, and your function returned {value!r} ({type(value).__name__})"
+        said = f"A count of bytes is an int, and your function returned {shown(value)}"
         if value is None:
             return f"{said}: end it with return and the number."
         if isinstance(value, float) and value.is_integer():
             return f"{said}: a float is exact only up to a point. Divide with // if you divide, and write 4, not 4.0."
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return f"{said}: use int(), which makes a Python number of it."
         return f"{said}."
     return None
 
@@ -143,19 +152,18 @@ def no_count(values: Iterable[object]) -> str | None:
 # 00: the bytes of a model's parameters
 
 
+@answered
 def check_parameter_bytes(function: Callable[[nn.Module], int], model: nn.Module) -> Verdict:
     """The exercise of notebook 00: ``function(model)`` is the bytes that the parameters of a model take."""
     cases = {"your model": model, **_small_models()}
-    if is_untouched(function, model):
-        return NOT_TRIED
     given = {name: function(case) for name, case in cases.items()}
     if complaint := no_count(given.values()):
         return wrong(complaint)
     wanted = {name: _parameter_bytes(case) for name, case in cases.items()}
     if given == wanted:
         return right(
-            f"The parameters of your model take {exact_bytes(wanted['your model'])}; shared, frozen and half-precision "
-            f"parameters are counted right too."
+            f"The parameters of your model take {exact_bytes(wanted['your model'])}; shared, frozen, half-precision "
+            f"and mixed parameters are counted right too."
         )
     for reason, mistake in _PARAMETER_MISTAKES.items():
         if given == {name: mistake(case) for name, case in cases.items()}:
@@ -165,21 +173,32 @@ def check_parameter_bytes(function: Callable[[nn.Module], int], model: nn.Module
 
 
 def _small_models() -> dict[str, nn.Module]:
-    tied = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
-    tied[1].weight = tied[0].weight
-    frozen = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    frozen[0].requires_grad_(False)
-    return {
-        "one Linear(3, 4)": nn.Linear(3, 4),
-        "one Linear(3, 4) in bfloat16": nn.Linear(3, 4, dtype=torch.bfloat16),
-        "two layers that share their weight": tied,
-        "two layers, the first one frozen": frozen,
-        "a batch norm, which has buffers": nn.BatchNorm1d(3),
-    }
+    # A seed that the learner has set means the same after the check: weights of new layers are drawn.
+    with torch.random.fork_rng(devices=[]):
+        tied = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+        tied[1].weight = tied[0].weight
+        frozen = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        frozen[0].requires_grad_(False)
+        return {
+            "one Linear(3, 4)": nn.Linear(3, 4),
+            "one Linear(3, 4) in bfloat16": nn.Linear(3, 4, dtype=torch.bfloat16),
+            "two layers that share their weight": tied,
+            "two layers, the first one frozen": frozen,
+            "a batch norm, which has buffers": nn.BatchNorm1d(3),
+            "two layers, the second one in float64": nn.Sequential(
+                nn.Linear(3, 4), nn.Linear(4, 2, dtype=torch.float64)
+            ),
+        }
 
 
 def _parameter_bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _all_of_one_type(model: nn.Module, number: int) -> int:
+    """Parameter ``number`` says how large the elements of all of them are."""
+    parameters = list(model.parameters())
+    return parameters[number].element_size() * sum(parameter.numel() for parameter in parameters)
 
 
 _PARAMETER_MISTAKES: dict[str, Callable[[nn.Module], int]] = {
@@ -188,6 +207,12 @@ _PARAMETER_MISTAKES: dict[str, Callable[[nn.Module], int]] = {
     ),
     "You took 4 bytes for every element, but bfloat16 has 2: ask parameter.element_size().": (
         lambda model: sum(4 * parameter.numel() for parameter in model.parameters())
+    ),
+    "You took the type of the first parameter for all: a model may mix types, so ask each for its element_size().": (
+        lambda model: _all_of_one_type(model, 0)
+    ),
+    "You took the type of the last parameter for all: a model may mix types, so ask each for its element_size().": (
+        lambda model: _all_of_one_type(model, -1)
     ),
     "You counted buffers too, and a shared weight once for each of its names: state_dict() lists names, "
     "model.parameters() lists each parameter once.": (
@@ -234,13 +259,12 @@ class StackCase:
 _STACK_CASES = (StackCase(3, 40, 96, 4, 2), StackCase(1, 7, 320, 5, 11), StackCase(5, 129, 64, 2, 3))
 
 
+@answered
 def check_saved_bytes(function: Callable[[int, int, int, int, int], int], here: Setup) -> Verdict:
     """The exercise of notebook 01: ``function(batch, seq_len, hidden, heads, n_layers)`` is what a stack of float32
     blocks with fused attention saves."""
     yours = StackCase(here.batch_size, here.seq_len, here.hidden, here.heads, here.n_layers)
     cases = (*_STACK_CASES, yours)
-    if is_untouched(function, *vars(yours).values()):
-        return NOT_TRIED
     given = [function(*vars(case).values()) for case in cases]
     if complaint := no_count(given):
         return wrong(complaint)
@@ -251,7 +275,11 @@ def check_saved_bytes(function: Callable[[int, int, int, int, int], int], here: 
         if given == changed:
             return wrong(reason)
     gaps = [want - got for want, got in zip(wanted, given, strict=True)]
-    if reason := explain_gaps(gaps, {name: [size(case) for case in cases] for name, size in _STACK_TERMS.items()}):
+    always, low, high = (
+        {name: [size(case) for case in cases] for name, size in terms.items()}
+        for terms in (_STACK_TERMS, _STACK_LOW, _STACK_HIGH)
+    )
+    if reason := explain_gaps(gaps, always, low, high):
         return wrong(reason)
     number = next(number for number, gap in enumerate(gaps) if gap)
     return wrong(
@@ -274,17 +302,29 @@ def _scaled(cases: Sequence[StackCase]) -> dict[str, list[int]]:
 _STACK_TERMS: Mapping[str, Callable[[StackCase], int]] = {
     "4asb: the log-sum-exp of each block": lambda c: 4 * c.heads * c.seq_len * c.batch * c.n_layers,
     "16sb: the statistics of both LayerNorms in each block": lambda c: 16 * c.seq_len * c.batch * c.n_layers,
-    "8sb: the statistics of one LayerNorm in each block": lambda c: 8 * c.seq_len * c.batch * c.n_layers,
-    "4sbh, once: the output of the last block, which nothing needs in backward": (
-        lambda c: 4 * c.seq_len * c.batch * c.hidden
+    "8sb: two of the four statistics in each block, a mean and a deviation for each LayerNorm": (
+        lambda c: 8 * c.seq_len * c.batch * c.n_layers
     ),
     "4sbh: one hidden state in each block": lambda c: 4 * c.seq_len * c.batch * c.hidden * c.n_layers,
     "8sbh: two hidden states in each block": lambda c: 8 * c.seq_len * c.batch * c.hidden * c.n_layers,
     "12sbh: three hidden states in each block, as many as queries, keys and values": (
         lambda c: 12 * c.seq_len * c.batch * c.hidden * c.n_layers
     ),
-    "16sbh: one of the two wide feed-forward tensors of each block": (
+    "16sbh: four hidden states in each block, as many as one of the two wide feed-forward tensors": (
         lambda c: 16 * c.seq_len * c.batch * c.hidden * c.n_layers
+    ),
+}
+
+#: What can only be missing, and what can only be too much.
+_STACK_LOW: Mapping[str, Callable[[StackCase], int]] = {
+    "4sbh, once: the input of the first block, which is saved too": lambda c: 4 * c.seq_len * c.batch * c.hidden,
+    "4(a-1)sb in each block: the log-sum-exp is one number a row for each head, not one for all heads": (
+        lambda c: 4 * (c.heads - 1) * c.seq_len * c.batch * c.n_layers
+    ),
+}
+_STACK_HIGH: Mapping[str, Callable[[StackCase], int]] = {
+    "4sbh, once: the output of the last block, which nothing needs in backward": (
+        lambda c: 4 * c.seq_len * c.batch * c.hidden
     ),
     "4as²b: one matrix of attention scores in each block, which fused attention never keeps": (
         lambda c: 4 * c.heads * c.seq_len**2 * c.batch * c.n_layers
@@ -292,17 +332,24 @@ _STACK_TERMS: Mapping[str, Callable[[StackCase], int]] = {
 }
 
 
-def explain_gaps(gaps: Sequence[int], terms: Mapping[str, Sequence[int]]) -> str | None:
+def explain_gaps(
+    gaps: Sequence[int],
+    terms: Mapping[str, Sequence[int]],
+    low: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    high: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> str | None:
     """What is missing or too much, if one term or two explain the gap of every case; None otherwise.
 
     Args:
         gaps: wanted minus given, one number a case.
         terms: a name, and its bytes in each case.
+        low: such terms that can only be missing.
+        high: such terms that can only be too much.
     """
     signed = {
         (word, name): [sign * size for size in sizes]
-        for word, sign in (("low", 1), ("high", -1))
-        for name, sizes in terms.items()
+        for word, sign, of_its_own in (("low", 1, low), ("high", -1, high))
+        for name, sizes in {**terms, **of_its_own}.items()
     }
     for count in (1, 2):
         for chosen in combinations(signed, count):

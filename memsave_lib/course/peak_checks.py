@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
-from memsave_lib.course.checks import NOT_TRIED, Verdict, explain_gaps, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, explain_gaps, no_count, right, wrong
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, block_saved_bytes, stack_parameter_bytes, stack_peak_bytes
 from memsave_lib.strategies import FullCheckpoint
@@ -58,15 +57,14 @@ _CASES = (
 )
 
 
+@answered
 def check_checkpointed_peak(function: CheckpointedPeak, here: Setup) -> Verdict:
     """``function(n_layers, shape)`` is the most bytes of saved activations alive at once, every block checkpointed."""
     yours = PeakCase(here.n_layers, BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads))
     cases = (*_CASES, yours)
-    if is_untouched(function, yours.n_layers, yours.shape):
-        return NOT_TRIED
     given = [function(case.n_layers, case.shape) for case in cases]
-    if bad := [value for value in given if not isinstance(value, Integral) or isinstance(value, bool)]:
-        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if complaint := no_count(given):
+        return wrong(complaint)
     wanted = [case.peak for case in cases]
     if given == wanted:
         return right(f"At your parameters ({yours}) at most {exact_bytes(yours.peak)} of saved activations are alive.")
