@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 import memsave_lib as ms
 from memsave_lib.course import accidents, measure_checks
+from memsave_lib.course.checks import NOT_FINISHED
 
 Peak = Callable[[nn.Module, Optimizer, list[Tensor]], object]
 
-STALE = "Gradients of an earlier step lie under the measured one"
+STALE = "Gradients are alive when the measured step begins"
 LATE = "zero_grad() comes only when the losses have been watched"
 COLD = "The optimizer has no averages yet"
 LIVE = "The sum of live losses keeps the graph of every batch"
@@ -65,6 +66,30 @@ def test_the_stub_is_untried() -> None:
     assert "not tried yet" in str(verdict).lower()
 
 
+def test_pytorchs_own_error_goes_through() -> None:
+    with pytest.raises(NotImplementedError, match="missing the required"):
+        measure_checks.check_honest_peak(lambda model, optimizer, batches: nn.Module()(batches))
+
+
+def test_an_answer_for_one_model_alone_is_unfinished() -> None:
+    def in_part(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+        return measured()(model, optimizer, batches) if len(batches) == 2 else stub(model, optimizer, batches)
+
+    assert measure_checks.check_honest_peak(in_part) is NOT_FINISHED
+
+
+@pytest.mark.parametrize("answer", [stub, measured()], ids=["stub", "solution"])
+def test_the_check_draws_no_random_numbers(answer: Peak) -> None:
+    state = torch.get_rng_state()
+    measure_checks.check_honest_peak(answer)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_cases_know_their_parameters() -> None:
+    for case in accidents.CASES:
+        assert len(list(case.fresh()[0].parameters())) == case.n_parameters
+
+
 def warm_loop(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
     """Measures every step of a loop, and returns the last one."""
     for batch in batches:
@@ -93,7 +118,61 @@ def without_graphs(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]
     return meter.trace.peak_bytes
 
 
-@pytest.mark.parametrize("answer", [measured(), warm_loop, without_watching, without_graphs], ids=lambda f: f.__name__)
+def watched_before(let_go: bool = True, clear: bool = True, last: bool = False) -> Peak:
+    """Live losses outside of the meter, before it, all of them or the last one."""
+
+    def watched(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+        step(model, optimizer, batches[0])
+        if clear:
+            optimizer.zero_grad()
+        losses = []
+        for batch in batches:
+            losses.append(loss_of(model, batch))
+            if last:
+                losses = losses[-1:]
+        if let_go:
+            losses = [loss.item() for loss in losses]
+        with ms.MemoryMeter(model, optimizer) as meter:
+            step(model, optimizer, batches[0])
+        assert losses
+        return meter.trace.peak_bytes
+
+    return watched
+
+
+def watched_after(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+    """Live losses that come too late to disturb the step."""
+    peak = measured()(model, optimizer, batches)
+    total = sum(loss_of(model, batch) for batch in batches)
+    assert total < float("inf")
+    return peak
+
+
+def warm_loss_in_a_variable(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+    """Backward has let go of what its graph saved."""
+    loss = loss_of(model, batches[0])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with ms.MemoryMeter(model, optimizer) as meter:
+        step(model, optimizer, batches[0])
+    assert loss.item() > 0
+    return meter.trace.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        measured(),
+        warm_loop,
+        without_watching,
+        without_graphs,
+        watched_before(),
+        watched_after,
+        warm_loss_in_a_variable,
+    ],
+    ids=lambda f: f.__name__,
+)
 def test_an_honest_peak_is_right_in_any_form(answer: Peak) -> None:
     verdict = measure_checks.check_honest_peak(answer)
     assert verdict.passed is True
@@ -249,6 +328,58 @@ def test_what_happens_in_mending_is_named_too(answer: Peak, left: list[str]) -> 
     assert_left(answer, left)
 
 
+BEFORE = "Graphs of losses from before the meter are still alive"
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["all", "the last"])
+def test_live_losses_from_before_the_meter_are_found(last: bool) -> None:
+    """The meter finds the honest peak: these were made before it started."""
+    verdict = measure_checks.check_honest_peak(watched_before(let_go=False, last=last))
+    assert verdict.passed is False
+    assert str(verdict).startswith(f"Not yet. {BEFORE}")
+
+
+def test_what_the_meter_sees_is_named_before_what_it_cannot() -> None:
+    verdict = measure_checks.check_honest_peak(watched_before(let_go=False, clear=False))
+    assert verdict.passed is False
+    assert str(verdict).startswith(f"Not yet. {STALE}") and BEFORE in str(verdict)
+
+
+def backward_in_watching(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+    step(model, optimizer, batches[0])
+    optimizer.zero_grad()
+    with ms.MemoryMeter(model, optimizer) as meter:
+        for batch in batches:
+            loss_of(model, batch).backward()
+        step(model, optimizer, batches[0])
+    return meter.trace.peak_bytes
+
+
+@pytest.mark.parametrize("answer", [kept_as_zeros, backward_in_watching], ids=lambda f: f.__name__)
+def test_whoever_has_called_zero_grad_hears_where_else_gradients_come_from(answer: Peak) -> None:
+    text = str(measure_checks.check_honest_peak(answer))
+    assert "zeros (set_to_none=False)" in text and "a backward in the watching loop" in text
+
+
+def cold_with_averages(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+    """Adds the averages by hand to a peak without them."""
+    optimizer.zero_grad()
+    with ms.MemoryMeter(model, optimizer) as meter:
+        loss_of(model, batches[0]).backward()
+    return meter.trace.peak_bytes + 2 * sum(p.nbytes for p in model.parameters())
+
+
+def forward_only(clear: bool) -> Peak:
+    def function(model: nn.Module, optimizer: Optimizer, batches: list[Tensor]) -> int:
+        if clear:
+            optimizer.zero_grad()
+        with ms.MemoryMeter(model, optimizer) as meter:
+            loss_of(model, batches[0])
+        return meter.trace.peak_bytes
+
+    return function
+
+
 def reads(read: Callable[[ms.Trace], object]) -> Peak:
     """An honest measurement of which something else is returned."""
 
@@ -286,6 +417,9 @@ OTHER_ANSWERS: dict[str, Peak] = {
     "too high by 1,000, which is 0.00 times the parameters or": reads(lambda trace: trace.peak_bytes + 1000),
     "too low by 2,819,395, which is 8.10 times the parameters or 2.25 times the saved bytes.": reads(lambda trace: 5),
     "has not trained the model that it was given": nothing_of_its_own,
+    "runs the model forward only: a training step is": forward_only(clear=False),
+    "runs the model forward only": forward_only(clear=True),
+    "you are 64 bytes low. AdamW keeps a step counter of 4 bytes for each": cold_with_averages,
 }
 
 

@@ -36,6 +36,11 @@ class StepCase:
             f"and batches of {self.batch} x {self.seq_len}"
         )
 
+    @property
+    def n_parameters(self) -> int:
+        """Parameter tensors, a shared one once: two embeddings, 12 a block, and the last LayerNorm's two."""
+        return 12 * self.n_layers + 4
+
     def fresh(self) -> tuple[nn.Module, Optimizer, list[Tensor]]:
         """Arguments for one call. The batches are one storage: it is alive as a whole, however many are looked at."""
         model = gpt2(
@@ -123,8 +128,9 @@ class Accidents:
 
 
 _GRADIENTS = {
-    "stale": "Gradients of an earlier step lie under the measured one: call optimizer.zero_grad() after the warm-up, "
-    "before the meter starts.",
+    "stale": "Gradients are alive when the measured step begins: those of an earlier step, zeros "
+    "(set_to_none=False), or those of a backward in the watching loop. Watch without backward, and call "
+    "optimizer.zero_grad() before the meter starts.",
     "late": "zero_grad() comes only when the losses have been watched, and until then old gradients are alive: call it "
     "before the meter starts.",
 }
