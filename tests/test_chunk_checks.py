@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,52 @@ def test_a_stub_is_not_tried_yet(check: str, here: Setup) -> None:
     found = getattr(chunk_checks, check)(unfinished, here)
     assert found.passed is None
     assert "not tried yet" in str(found).lower()
+
+
+PARTLY: dict[str, Callable[..., Any]] = {
+    "check_best_chunks": lambda n, b, c: best(n, b, c) if n == 80 else unfinished(),
+    "check_chunks": lambda blocks, x, c: in_sizes(chunk_sizes)(blocks, x, c) if c == 3 else unfinished(),
+    "check_silent": lambda m: silent(m) if all(p.requires_grad for p in m.parameters()) else unfinished(),
+}
+
+
+@SETUPS
+@pytest.mark.parametrize("check", PARTLY)
+def test_a_stub_in_a_branch_is_not_finished(check: str, here: Setup) -> None:
+    found = getattr(chunk_checks, check)(PARTLY[check], here)
+    assert found.passed is False
+    assert "Not finished" in str(found)
+
+
+def test_pytorchs_own_error_is_no_stub() -> None:
+    def in_a_list(blocks: list[nn.Module], x: Tensor, chunks: int) -> Tensor:
+        return checkpoint(nn.ModuleList(blocks), x, use_reentrant=False)
+
+    with pytest.raises(NotImplementedError, match="ModuleList.*forward"):
+        chunk_checks.check_chunks(in_a_list, DEFAULTS)
+
+
+@SETUPS
+@pytest.mark.parametrize("check", PARTLY)
+def test_random_numbers_go_on_as_before(check: str, here: Setup) -> None:
+    state = torch.get_rng_state()
+    solution = {"check_best_chunks": best, "check_chunks": in_sizes(chunk_sizes), "check_silent": silent}[check]
+    for answer in (unfinished, solution):
+        getattr(chunk_checks, check)(answer, here)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def _other_default(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_other_default")
+def test_the_default_type_does_not_matter() -> None:
+    assert chunk_checks.check_chunks(in_sizes(chunk_sizes), DEFAULTS).passed is True
+    assert chunk_checks.check_silent(silent, DEFAULTS).passed is True
 
 
 # 1. The right number
@@ -83,6 +131,14 @@ def test_best_chunks_accepts_the_solution(here: Setup) -> None:
         found = chunk_checks.check_best_chunks(solution, here)
         assert found.passed is True, str(found)
     assert f"you say 48, for your {here.n_layers} blocks " in str(found)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8], ids=lambda kind: kind.__name__)
+def test_best_chunks_accepts_whole_numbers_of_numpy(kind: Callable[[int], Any]) -> None:
+    found = chunk_checks.check_best_chunks(lambda *case: kind(best(*case)), DEFAULTS)
+    assert found.passed is True, str(found)
+    found = chunk_checks.check_best_chunks(lambda *case: kind(0), DEFAULTS)
+    assert found.passed is False and "you say 0 chunks" in str(found)
 
 
 @SETUPS
@@ -163,7 +219,38 @@ def reentrant(blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> Tensor:
     return x
 
 
+def without_autograd(blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> Tensor:
+    with torch.no_grad():
+        return in_sizes(chunk_sizes)(blocks, x, chunks)
+
+
+def nested(blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> Tensor:
+    """In each chunk every block has a checkpoint of its own."""
+
+    def run(part: Sequence[nn.Module], v: Tensor) -> Tensor:
+        for block in part:
+            v = checkpoint(block, v, use_reentrant=False)
+        return v
+
+    start = 0
+    for size in chunk_sizes(len(blocks), chunks):
+        x = checkpoint(run, blocks[start : start + size], x, use_reentrant=False)
+        start += size
+    return x
+
+
+def takes_from_the_list(blocks: list[nn.Module], x: Tensor, chunks: int) -> Tensor:
+    for size in chunk_sizes(len(blocks), chunks):
+        part = nn.Sequential(*[blocks.pop(0) for _ in range(size)])
+        x = checkpoint(part, x, use_reentrant=False)
+    return x
+
+
 WRONG_CHUNKS = {
+    "no gradient flows from it, whatever the input: autograd is switched off": without_autograd,
+    "or the output is detached.": lambda blocks, x, c: in_sizes(chunk_sizes)(blocks, x, c).detach(),
+    "backward runs the blocks 0, 2, 4 again more than once: a checkpoint inside a checkpoint": nested,
+    "your function returned an object of type tuple, not the output of the last block.": lambda blocks, x, c: (x,),
     "does a lambda look up the loop variable too late?": closing_over,
     "forward runs the blocks 0, 1, 2, 3, 4, 5: every block must run once": only_full_chunks,
     "no block runs again in backward: nothing is checkpointed": in_sizes(chunk_sizes, run=nn.Sequential),
@@ -189,7 +276,11 @@ WRONG_CHUNKS = {
 @SETUPS
 def test_chunks_accepts_the_solution(here: Setup) -> None:
     state = torch.get_rng_state()
-    for solution in (in_sizes(chunk_sizes), lambda blocks, x, c: ms.run(list(blocks), x, ms.Chunked(c))):
+    for solution in (
+        in_sizes(chunk_sizes),
+        takes_from_the_list,
+        lambda blocks, x, c: ms.run(list(blocks), x, ms.Chunked(c)),
+    ):
         found = chunk_checks.check_chunks(solution, here)
         assert found.passed is True, str(found)
     assert torch.equal(torch.get_rng_state(), state)
@@ -217,6 +308,46 @@ def silent(model: nn.Module) -> list[str]:
     ]
 
 
+#: Answers that only more than one silent parameter, a bias, a sign, or what an older step left, tell from right ones.
+NEARLY_RIGHT: dict[str, Callable[[nn.Module], list[str]]] = {
+    "the largest": lambda m: [
+        n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or p.grad.max() == 0)
+    ],
+    "the smallest": lambda m: [
+        n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or p.grad.min() == 0)
+    ],
+    "above zero": lambda m: [
+        n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or not (p.grad > 0).any())
+    ],
+    "below zero": lambda m: [
+        n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or not (p.grad < 0).any())
+    ],
+    "the first": lambda m: silent(m)[:1],
+    "the last": lambda m: silent(m)[-1:],
+    "the first layer's weight": lambda m: [n for n in silent(m) if n == "0.weight"],
+    "weights": lambda m: [n for n in silent(m) if n.endswith("weight")],
+    "weights of Linears": lambda m: [
+        f"{name}.weight"
+        for name, one in m.named_children()
+        if isinstance(one, nn.Linear) and f"{name}.weight" in silent(m)
+    ],
+    "matrices": lambda m: [n for n, p in m.named_parameters() if n in silent(m) and p.ndim == 2],
+    "frozen ones with zeros": lambda m: [
+        n
+        for n, p in m.named_parameters()
+        if (p.grad is None and p.requires_grad) or (p.grad is not None and not p.grad.any())
+    ],
+}
+
+
+@SETUPS
+@pytest.mark.parametrize("answer", NEARLY_RIGHT.values(), ids=NEARLY_RIGHT)
+def test_silent_refuses_what_is_right_by_luck(here: Setup, answer: Callable[[nn.Module], list[str]]) -> None:
+    found = chunk_checks.check_silent(answer, here)
+    assert found.passed is False
+    assert "name" in str(found)
+
+
 WRONG_NAMES = {
     "so that its .grad is None: you do not name 0.weight": lambda m: [
         n for n, p in m.named_parameters() if p.grad is not None and not p.grad.any()
@@ -224,10 +355,10 @@ WRONG_NAMES = {
     "left zeros in the first layer: you do not name 0.weight": lambda m: [
         n for n, p in m.named_parameters() if p.requires_grad and p.grad is None
     ],
-    "whose sum is 0: you name 0.weight, 1.weight, which are all right": lambda m: [
+    "whose sum is 0: you name 0.weight, 1.bias, 1.weight, 2.bias, 2.weight, which are all right": lambda m: [
         n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or p.grad.sum() == 0)
     ],
-    "small but not 0: you name 0.weight, 1.weight": lambda m: [
+    "small but not 0: you name 0.weight, 1.bias": lambda m: [
         n for n, p in m.named_parameters() if p.requires_grad and (p.grad is None or p.grad.norm() < 1e-12)
     ],
     "that is frozen: you name 0.weight, which is all right": lambda m: [

@@ -181,3 +181,18 @@ def test_the_sentence_of_the_picture() -> None:
     assert first == f"{seen}, 1.25 times the work of a plain step"
     seen = "B: 12.2 MiB alive when forward ends, 0 surges in backward, peak 12.4 MiB"
     assert second == f"{seen}, 1.00 times the work of a plain step"
+
+
+@SETUPS
+def test_a_puzzle_as_the_last_line_of_a_cell_does_not_tell(here: Setup) -> None:
+    puzzle = Puzzle.of(here)
+    assert not any(name in f"{puzzle!r} {puzzle}" for name in puzzle.names)
+    assert len(repr(puzzle)) < 100
+
+
+def test_an_error_of_another_kind_is_the_learners() -> None:
+    def unsupported() -> dict[str, str]:
+        raise NotImplementedError("no such kernel")
+
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        check_outlines(unsupported, Puzzle.of(DEFAULTS))

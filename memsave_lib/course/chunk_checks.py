@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
 from memsave_lib.course.env import Setup
+from memsave_lib.course.silent_cases import silent_cases
 from memsave_lib.formulas import BlockShape, block_saved_bytes, stack_saved_bytes
 from memsave_lib.meter import MemoryMeter
 from memsave_lib.models import BlockStack
@@ -27,16 +29,15 @@ from memsave_lib.units import human_bytes
 _COUNT_CASES = ((80, 16, 1), (12, 64, 4), (23, 3, 1), (10, 5, 2), (9, 1, 1), (30, 17, 1))
 
 
+@answered
 def check_best_chunks(function: Callable[[int, int, int], int], here: Setup) -> Verdict:
     """``function(n_blocks, block_bytes, checkpoint_bytes)`` is the number of chunks with the lowest peak."""
     shape = BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
     yours = (here.n_layers, block_saved_bytes(shape), shape.checkpoint_bytes)
     cases = (*_COUNT_CASES, yours)
-    if is_untouched(function, *yours):
-        return NOT_TRIED
     given = [function(*case) for case in cases]
-    if bad := [value for value in given if type(value) is not int]:
-        return wrong(f"A number of chunks is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if bad := [value for value in given if isinstance(value, bool) or not isinstance(value, Integral)]:
+        return wrong(f"A number of chunks is an int, and your function returned {shown(bad[0])}.")
     wanted = [Chunked.best(*case).num_checkpoints for case in cases]
     if given == wanted:
         return right(
@@ -135,15 +136,15 @@ _RUN_CASES = ((6, 3), (7, 3), (8, 5), (4, 1), (3, 3))
 RunChunks = Callable[[Sequence[nn.Module], Tensor, int], Tensor]
 
 
+@answered
 def check_chunks(function: RunChunks, here: Setup) -> Verdict:
     """``function(blocks, x, num_checkpoints)`` runs the blocks in chunks, each under PyTorch's checkpoint."""
-    if is_untouched(function, [nn.Identity()], torch.zeros(1), 1):
-        return NOT_TRIED
     with torch.random.fork_rng():
         for n_blocks, chunks in (*_RUN_CASES, (here.n_layers, min(3, here.n_layers))):
             torch.manual_seed(here.seed)
-            stack = BlockStack(n_blocks, _RUN_SHAPE.hidden, _RUN_SHAPE.heads)
-            x = torch.randn(_RUN_SHAPE.batch, _RUN_SHAPE.seq_len, _RUN_SHAPE.hidden)
+            # float32, whatever the default may be: the bytes below are of that.
+            stack = BlockStack(n_blocks, _RUN_SHAPE.hidden, _RUN_SHAPE.heads).float()
+            x = torch.randn(_RUN_SHAPE.batch, _RUN_SHAPE.seq_len, _RUN_SHAPE.hidden, dtype=torch.float32)
             if (fault := _fault_in_chunks(function, stack, x, chunks)) is not None:
                 return wrong(f"{n_blocks} blocks, {chunks} chunk{'s' if chunks > 1 else ''}: {fault}")
     sizes = chunk_sizes(here.n_layers, min(3, here.n_layers))
@@ -163,9 +164,10 @@ def _fault_in_chunks(function: RunChunks, stack: BlockStack, x: Tensor, chunks: 
     handles = [block.register_forward_pre_hook(lambda one, _: order.append(blocks.index(one))) for block in blocks]
     try:
         with MemoryMeter(stack) as meter:
-            output = function(blocks, x, chunks)
+            output = function(list(blocks), x, chunks)  # a copy: who takes blocks from the list may
             if not isinstance(output, Tensor):
-                return f"your function returned {output!r}, not the output of the last block."
+                kind = "None" if output is None else f"an object of type {type(output).__name__}"
+                return f"your function returned {kind}, not the output of the last block."
             if order != list(range(len(blocks))):
                 return (
                     f"forward runs the blocks {_listed(order)}: every block must run once, in order, the last ones too."
@@ -173,10 +175,7 @@ def _fault_in_chunks(function: RunChunks, stack: BlockStack, x: Tensor, chunks: 
             if not torch.equal(output, expected):
                 return "the output differs from a plain run: hand each chunk the output of the chunk before."
             if not output.requires_grad:
-                return (
-                    "the output is right, but no gradient flows from it: say use_reentrant=False. The other kind of "
-                    "checkpoint wants an input that needs a gradient, and the first x needs none."
-                )
+                return _why_no_gradient(function, blocks, x, chunks)
             output.sum().backward()
     finally:
         for handle in handles:
@@ -192,9 +191,27 @@ def _fault_in_chunks(function: RunChunks, stack: BlockStack, x: Tensor, chunks: 
     return _fault_in_sizes(again, len(blocks), chunks, meter.trace.saved_bytes)
 
 
+def _why_no_gradient(function: RunChunks, blocks: Sequence[nn.Module], x: Tensor, chunks: int) -> str:
+    """Of an output that is right: with an input that needs a gradient, the older checkpoint would let it flow."""
+    if function(list(blocks), x.clone().requires_grad_(), chunks).requires_grad:
+        return (
+            "the output is right, but no gradient flows from it: say use_reentrant=False. The other kind of "
+            "checkpoint wants an input that needs a gradient, and the first x needs none."
+        )
+    return (
+        "the output is right, but no gradient flows from it, whatever the input: autograd is switched off "
+        "(torch.no_grad), or the output is detached."
+    )
+
+
 def _fault_in_sizes(again: list[int], n_blocks: int, chunks: int, saved: int) -> str | None:
     if not again:
         return "no block runs again in backward: nothing is checkpointed."
+    if often := sorted({block for block in again if again.count(block) > 1}):
+        return (
+            f"equal gradients, but backward runs the blocks {_listed(often)} again more than once: a checkpoint inside "
+            "a checkpoint. One call for each chunk, next to each other, will do."
+        )
     starts = [i for i, block in enumerate(again) if i == 0 or block != again[i - 1] + 1]
     sizes = [stop - start for start, stop in zip(starts, [*starts[1:], len(again)], strict=True)][::-1]
     wanted = list(chunk_sizes(n_blocks, chunks))
@@ -221,16 +238,15 @@ def _listed(numbers: Sequence[int]) -> str:
 # Gradients that are not there
 
 
+@answered
 def check_silent(function: Callable[[nn.Module], list[str]], here: Setup) -> Verdict:
     """``function(model)`` names the trainable parameters that a backward left without any gradient but zeros."""
-    if is_untouched(function, nn.Linear(1, 1)):
-        return NOT_TRIED
     with torch.random.fork_rng():
         torch.manual_seed(here.seed)
-        for case, (model, silent) in _silent_cases().items():
+        for case, (model, silent) in silent_cases().items():
             given = function(model)
             if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-                return wrong(f"The answer is a list of names, and your function returned {given!r}.")
+                return wrong(f"The answer is a list of names, and your function returned {shown(given)}.")
             if sorted(given) != sorted(silent):
                 return wrong(f"{case}: {_about_names(given, silent)}")
     return right("It finds zeros and missing gradients, and accuses neither frozen, tiny nor canceling ones.")
@@ -243,51 +259,3 @@ def _about_names(given: Sequence[str], silent: Sequence[str]) -> str:
         [f"you name {', '.join(accused)}, which {'is' if len(accused) == 1 else 'are'} all right"] if accused else []
     )
     return "; ".join(parts or ["you name a parameter twice"]) + "."
-
-
-def _silent_cases() -> dict[str, tuple[nn.Module, list[str]]]:
-    """What is the matter -> a model after backward, and the names to be found."""
-    return {
-        "A plain step, in which every parameter gets its gradient": (_filled(lambda gradient: gradient), []),
-        "A step that left zeros in the first layer": (
-            _filled(lambda gradient: gradient, zero="0.weight"),
-            ["0.weight"],
-        ),
-        "A step that never reached the first layer, so that its .grad is None": (
-            _filled(lambda gradient: gradient, none="0.weight"),
-            ["0.weight"],
-        ),
-        "A gradient with +1 and -1, whose sum is 0": (_filled(_canceling), []),
-        "A gradient of 1e-30, which is small but not 0": (
-            _filled(lambda gradient: torch.full_like(gradient, 1e-30)),
-            [],
-        ),
-        "A first layer that is frozen": (_filled(lambda gradient: gradient, frozen="0.weight"), []),
-        "A gradient with one single number that is not 0": (_filled(_single), []),
-    }
-
-
-def _filled(
-    fill: Callable[[Tensor], Tensor], *, zero: str | None = None, none: str | None = None, frozen: str | None = None
-) -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
-    for name, parameter in model.named_parameters():
-        parameter.grad = fill(torch.ones_like(parameter))
-        if name == zero:
-            parameter.grad = torch.zeros_like(parameter)
-        elif name == none:
-            parameter.grad = None
-        elif name == frozen:
-            parameter.requires_grad_(False)
-            parameter.grad = None
-    return model
-
-
-def _canceling(gradient: Tensor) -> Tensor:
-    return gradient * torch.tensor([1.0, -1.0, 1.0, -1.0])
-
-
-def _single(gradient: Tensor) -> Tensor:
-    single = torch.zeros_like(gradient)
-    single[-1, -1] = 1.0
-    return single

@@ -7,10 +7,10 @@ dealt out by the notebook's parameters. The check follows :mod:`memsave_lib.cour
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, permutations
 
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, stack_forecast
 from memsave_lib.plots.drawing import Shown
@@ -54,8 +54,9 @@ class Puzzle:
         outlines: the memory of a step, by letter.
     """
 
-    answers: Mapping[str, str]
-    outlines: Mapping[str, Outline]
+    # Not in the repr: a cell that ends in the puzzle would print the answers.
+    answers: Mapping[str, str] = field(repr=False)
+    outlines: Mapping[str, Outline] = field(repr=False)
 
     @classmethod
     def of(cls, here: Setup) -> Puzzle:
@@ -76,13 +77,12 @@ class Puzzle:
         return next(self.outlines[letter] for letter, other in self.answers.items() if other == name)
 
 
+@answered
 def check_outlines(function: Callable[[], Mapping[str, str]], puzzle: Puzzle) -> Verdict:
     """``function()`` says which of ``puzzle.names`` stands behind each letter."""
-    if is_untouched(function):
-        return NOT_TRIED
     given = function()
     if not isinstance(given, Mapping) or not all(isinstance(word, str) for pair in given.items() for word in pair):
-        return wrong(f'Return a dict from letters to names, {{"A": "{KEEP_ALL}", ...}}; you returned {given!r}.')
+        return wrong(f'Return a dict from letters to names, {{"A": "{KEEP_ALL}", ...}}; you returned {shown(given)}.')
     said = {letter.strip().upper(): " ".join(name.lower().split()) for letter, name in given.items()}
     if fault := _fault_in_form(said, puzzle):
         return wrong(fault)
