@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +26,24 @@ SETUPS = pytest.mark.parametrize("here", [DEFAULTS, ODD, SMALLEST], ids=["defaul
 
 def unfinished(*arguments: object) -> Any:
     raise NotImplementedError("your turn")
+
+
+@pytest.mark.parametrize("check", ["check_bytes_that_leave", "check_slowest_link"])
+def test_a_stub_in_a_branch_is_not_finished_and_other_errors_go_through(check: str) -> None:
+    answer = {"check_bytes_that_leave": leaving, "check_slowest_link": slowest}[check]
+    more = (DEFAULTS,) if check == "check_bytes_that_leave" else ()
+
+    def partly(*case: Any) -> Any:
+        return answer(*case) if case[-1] == 1 else unfinished()
+
+    found = getattr(offload_checks, check)(partly, *more)
+    assert found.passed is False and "Not finished" in str(found)
+
+    def of_others(*case: Any) -> Any:
+        raise NotImplementedError("no such kernel")
+
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        getattr(offload_checks, check)(of_others, *more)
 
 
 # The bytes that leave
@@ -46,8 +66,20 @@ def first(sizes: list[int]) -> int:
     return big(sizes[:1])
 
 
-WRONG_LEAVING = {
+def limited(limit: int, sizes: list[int], n_layers: int, keep_last: int) -> int:
+    sent = [size for _ in range(n_layers - keep_last) for size in sizes if size >= limit]
+    return sum(sent) - (sizes[0] if sent and sizes[0] >= limit else 0)
+
+
+WRONG_LEAVING: dict[str, Callable[..., Any]] = {
     "the last `keep_last` stay": lambda sizes, n, last: n * big(sizes) - first(sizes),
+    "You send tensors of 65,024 bytes: what is smaller than 65,536 bytes stays": lambda sizes, n, last: limited(
+        65_000, sizes, n, last
+    ),
+    "what is smaller than 65,536 bytes stays": lambda sizes, n, last: limited(64_000, sizes, n, last),
+    "it is the first block's that stays": lambda sizes, n, last: (
+        max(0, n - last) * big(sizes) - (not last and n > 0) * first(sizes)  # position 0 of block n - 1 left out
+    ),
     "it is the last ones that stay": lambda sizes, n, last: max(0, n - last) * big(sizes) - (not last) * first(sizes),
     "You count the small tensors too": lambda sizes, n, last: (n > last) * ((n - last) * sum(sizes) - sizes[0]),
     "a tensor of 64 KiB exactly": lambda sizes, n, last: leaving([s if s > 65536 else 0 for s in sizes], n, last),
@@ -70,6 +102,21 @@ def test_leaving_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
     forecast = formulas.offloaded_bytes(ms.Offload().plan(here.n_layers), shape)
     assert f"({forecast:,} bytes) leave" in str(found) or forecast == 0
     assert offload_checks.check_bytes_that_leave(unfinished, here).passed is None
+
+
+@SETUPS
+@pytest.mark.parametrize("limit", [1, 40_000, 64_000, 65_000, 65_535, 65_537, 70_000, 10**6])
+def test_leaving_refuses_every_other_limit(here: Setup, limit: int) -> None:
+    found = offload_checks.check_bytes_that_leave(lambda *case: limited(limit, *case), here)
+    assert found.passed is (limit == 65_535), str(found)  # sizes are multiples of four
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint64], ids=lambda kind: kind.__name__)
+def test_leaving_accepts_whole_numbers_of_numpy(kind: Callable[[int], Any]) -> None:
+    found = offload_checks.check_bytes_that_leave(lambda *case: kind(leaving(*case)), DEFAULTS)
+    assert found.passed is True, str(found)
+    found = offload_checks.check_bytes_that_leave(lambda *case: kind(leaving(*case) + 4), DEFAULTS)
+    assert found.passed is False and "bytes leave." in str(found)
 
 
 @SETUPS
@@ -167,3 +214,17 @@ def test_slowest_link_names_the_mistake(reason: str, answer: Callable[..., float
     found = offload_checks.check_slowest_link(answer)
     assert found.passed is False
     assert reason in str(found)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32, np.float64, Fraction, int], ids=lambda kind: kind.__name__)
+def test_slowest_link_accepts_numbers_of_every_kind(kind: Callable[[float], Any]) -> None:
+    found = offload_checks.check_slowest_link(lambda *case: kind(slowest(*case)))
+    assert found.passed is True, str(found)
+    found = offload_checks.check_slowest_link(lambda *case: kind(8 * slowest(*case)))
+    assert found.passed is False and "You ask for bits" in str(found)
+
+
+@pytest.mark.parametrize("huge", [10**400, float("nan"), -(10**400)], ids=["huge", "nan", "low"])
+def test_slowest_link_has_a_sentence_for_numbers_out_of_range(huge: float) -> None:
+    found = offload_checks.check_slowest_link(lambda *case: huge)
+    assert found.passed is False and "the copy just hides at" in str(found)

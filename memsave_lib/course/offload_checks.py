@@ -7,11 +7,11 @@ for a wrong answer the reason why it is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
 
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, no_count, right, shown, wrong
 from memsave_lib.course.costs import saved_storages
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, hiding_bandwidth
@@ -39,22 +39,24 @@ class LeavingCase:
         return sent * sum(each) - (0 if first_input or not sent else each[0])
 
 
+@answered
 def check_bytes_that_leave(function: Callable[[list[int], int, int], int], here: Setup) -> Verdict:
     """``function(sizes, n_layers, keep_last)``: bytes that ``Offload(keep_last=...)`` sends away in one forward."""
     shape = BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
     yours = LeavingCase(saved_storages(shape), here.n_layers, 1)
-    if is_untouched(function, list(yours.sizes), yours.n_layers, yours.keep_last):
-        return NOT_TRIED
     cases = (yours, *_LEAVING_CASES)
     given = [function(list(case.sizes), case.n_layers, case.keep_last) for case in cases]
-    if bad := [value for value in given if type(value) is not int]:
-        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if complaint := no_count(given):
+        return wrong(complaint)
     wanted = [case.count() for case in cases]
     if given == wanted:
         return right(f"At your parameters {exact_bytes(wanted[0])} leave; {len(_LEAVING_CASES)} other stacks agree.")
     for reason, mistake in _LEAVING_MISTAKES.items():
         if given == [mistake(case) for case in cases]:
             return wrong(reason)
+    for limit in sorted({size for case in cases for size in case.sizes if size < MIN_BYTES}):
+        if given == [case.count(min_bytes=limit) for case in cases]:
+            return wrong(f"You send tensors of {limit:,} bytes: what is smaller than {MIN_BYTES:,} bytes stays.")
     case, found, expected = next(row for row in zip(cases, given, wanted, strict=True) if row[1] != row[2])
     return wrong(f"For {case} you get {found:,} bytes; {expected:,} bytes leave.")
 
@@ -64,6 +66,8 @@ _LEAVING_CASES = (
     LeavingCase(saved_storages(BlockShape(2, 256, 64, 2)), 4, 2),
     # The log-sum-exp takes 64 KiB exactly, which is not less than the limit.
     LeavingCase(saved_storages(BlockShape(2, 2048, 64, 4)), 3, 1),
+    # The log-sum-exp takes 65,024 bytes: less than 64 KiB, and more than 64,000 bytes, which some take for the same.
+    LeavingCase(saved_storages(BlockShape(2, 4064, 64, 2)), 3, 1),
     # Only queries, keys and values, and the two wide tensors are large enough: no block's input is.
     LeavingCase(saved_storages(BlockShape(1, 128, 64, 1)), 3, 1),
     LeavingCase(saved_storages(BlockShape(2, 256, 64, 2)), 2, 3),  # more blocks stay than there are
@@ -71,7 +75,8 @@ _LEAVING_CASES = (
 
 _LEAVING_MISTAKES: dict[str, Callable[[LeavingCase], int]] = {
     "You send all blocks: the last `keep_last` stay.": lambda case: case.count(blocks=case.n_layers),
-    "You keep the first `keep_last` blocks: it is the last ones that stay.": (
+    "Either you keep the first `keep_last` blocks, and it is the last ones that stay; or you leave out the input of "
+    "the last block, and it is the first block's that stays.": (
         lambda case: case.count(first_input=case.keep_last > 0)
     ),
     "You count the small tensors too: what is smaller than 64 KiB stays.": lambda case: case.count(min_bytes=0),
@@ -121,14 +126,14 @@ class LinkCase:
         return one / self.blocks_per_copy
 
 
+@answered
 def check_slowest_link(function: Callable[[int, int, float, float, int], float]) -> Verdict:
     """``function(seq_len, hidden, gamma, flops, blocks_per_copy)``: bytes a second at which the copy just hides."""
     arguments = [tuple(vars(case).values()) for case in _LINK_CASES]
-    if is_untouched(function, *arguments[0]):
-        return NOT_TRIED
     given = [function(*values) for values in arguments]
-    if bad := [value for value in given if isinstance(value, bool) or not isinstance(value, int | float)]:
-        return wrong(f"A bandwidth is a number, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if bad := [value for value in given if isinstance(value, bool) or not isinstance(value, Real)]:
+        return wrong(f"A bandwidth is a number, and your function returned {shown(bad[0])}.")
+    given = [_as_float(value) for value in given]
     wanted = [case.bandwidth() for case in _LINK_CASES]
     if _same(given, wanted):
         return right(
@@ -138,13 +143,24 @@ def check_slowest_link(function: Callable[[int, int, float, float, int], float])
     for reason, mistake in _LINK_MISTAKES.items():
         if _same(given, [mistake(case) for case in _LINK_CASES]):
             return wrong(reason)
-    case, found, expected = next(row for row in zip(_LINK_CASES, given, wanted, strict=True) if not _same(*row[1:]))
+    case, found, expected = next(row for row in zip(_LINK_CASES, given, wanted, strict=True) if not _close(*row[1:]))
     return wrong(f"For {case} you get {found:.4g} bytes a second; the copy just hides at {expected:.4g}.")
 
 
-def _same(given: Any, wanted: Any) -> bool:
-    pairs = zip(given, wanted, strict=True) if isinstance(given, list) else [(given, wanted)]
-    return all(math.isclose(one, other, rel_tol=1e-6) for one, other in pairs)
+def _as_float(value: Real) -> float:
+    """A whole number may be larger than any float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _same(given: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(_close(one, other) for one, other in zip(given, wanted, strict=True))
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6)
 
 
 _LINK_CASES = (
