@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -99,7 +100,82 @@ class HandsBackTheTicket(Solution):
         return ticket
 
 
+class BareWhereItStays(Solution):
+    """Versions are checked of what leaves only."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        return tensor.detach() if self.stays(tensor) else super().pack(tensor)
+
+    def unpack(self, ticket: Any) -> Any:
+        return ticket if isinstance(ticket, Tensor) else super().unpack(ticket)
+
+
+class BareWeights(BareWhereItStays):
+    def pack(self, tensor: Tensor) -> Any:
+        weight = tensor.untyped_storage().data_ptr() in self.weights
+        return tensor.detach() if weight else Solution.pack(self, tensor)
+
+
+class ForgetsToReturn(Solution):
+    def unpack(self, ticket: Any) -> Any:
+        tensor = super().unpack(ticket)
+        return tensor if tensor.nbytes < 65536 else None
+
+
+class InAList(ReturnsItsArgument):
+    def pack(self, tensor: Tensor) -> Any:
+        return [{"it": super().pack(tensor)}]
+
+    def unpack(self, ticket: Any) -> Any:
+        return super().unpack(ticket[0]["it"])
+
+
+class InAClosure(ReturnsItsArgument):
+    def pack(self, tensor: Tensor) -> Any:
+        packed = super().pack(tensor)
+        return lambda: packed
+
+    def unpack(self, ticket: Any) -> Any:
+        return super().unpack(ticket())
+
+
+def in_a_shelf_that_stays() -> type[Solution]:
+    """Copies lie in a dict of the class, and tickets are numbers."""
+
+    class Shelf(Solution):
+        shelf: ClassVar[dict[int, Any]] = {}
+
+        def pack(self, tensor: Tensor) -> Any:
+            self.shelf[len(self.shelf)] = super().pack(tensor)
+            return len(self.shelf) - 1
+
+        def unpack(self, ticket: Any) -> Any:
+            return super().unpack(self.shelf[ticket])
+
+    return Shelf
+
+
+class NoUnpack:
+    def __init__(self, model: nn.Module) -> None: ...
+
+    def pack(self, tensor: Tensor) -> Any:
+        return tensor.detach()
+
+
+class Nothing:
+    def __init__(self, model: nn.Module) -> None: ...
+
+
 WRONG_HOOKS = {
+    "A small tensor was changed in place before backward, and no error came": BareWhereItStays,
+    "A weight was changed in place before backward, and no error came": BareWeights,
+    "for every ticket; yours returned None: end it with return.": ForgetsToReturn,
+    "your pack hook returned its argument, which holds that operation": InAList,
+    "your pack hook returned its argument, which": InAClosure,
+    "A dict or a list that outlives the graph is never emptied": in_a_shelf_that_stays(),
+    "There is no method 'unpack'": NoUnpack,
+    "There is no method 'pack'": Nothing,
+    "There is no method 'pack': hooks are two": lambda model: None,
     "A weight was sent away": TenLines,
     "compare storages, not tensors": WeightsByName,
     "your pack hook returned its argument": ReturnsItsArgument,
@@ -107,7 +183,7 @@ WRONG_HOOKS = {
     "still holds the wide activation (512.0 KiB)": KeepsAll,
     "under hooks PyTorch does not look": NeverLooks,
     "unpack must return what pack was given": InHalfPrecision,
-    "unpack must return a tensor, yours returned a tuple": HandsBackTheTicket,
+    "unpack must return a tensor, for every ticket; yours returned a tuple": HandsBackTheTicket,
     "must return what pack was given, bit by bit": FlattensIt,
 }
 
@@ -123,7 +199,7 @@ def test_hooks_accept_the_solution_and_know_the_stub(here: Setup) -> None:
 
 @SETUPS
 @pytest.mark.parametrize(("reason", "answer"), WRONG_HOOKS.items(), ids=WRONG_HOOKS)
-def test_hooks_name_the_mistake(here: Setup, reason: str, answer: type[Solution]) -> None:
+def test_hooks_name_the_mistake(here: Setup, reason: str, answer: Callable[[nn.Module], Any]) -> None:
     found = hook_checks.check_hooks(answer, here)
     assert found.passed is False
     assert reason in str(found)
@@ -138,11 +214,54 @@ def test_an_error_of_their_own_is_theirs_to_read() -> None:
         hook_checks.check_hooks(Mistyped, DEFAULTS)
 
 
-def test_a_check_of_their_own_notices_changes_too() -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError, ValueError, AssertionError, NotImplementedError], ids=lambda error: error.__name__
+)
+def test_a_check_of_their_own_notices_changes_too(error: type[Exception]) -> None:
     class OwnError(Solution):
         def unpack(self, ticket: Any) -> Any:
             if ticket[0]._version != ticket[1]:
-                raise RuntimeError("changed since it was packed")
+                raise error("changed since it was packed")
             return ticket[-1].to(ticket[-2])
 
     assert hook_checks.check_hooks(OwnError, DEFAULTS).passed is True
+
+
+def test_hooks_in_part_are_not_finished() -> None:
+    class OnlyPack(Solution):
+        def unpack(self, ticket: Any) -> Any:
+            raise NotImplementedError("your turn")
+
+    class NotWhereItChanged(Solution):
+        def unpack(self, ticket: Any) -> Any:
+            return super().unpack(ticket) if ticket[0]._version == ticket[1] else unfinished()
+
+    for hooks in (OnlyPack, NotWhereItChanged):
+        found = hook_checks.check_hooks(hooks, DEFAULTS)
+        assert found.passed is False and "Not finished" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def test_the_default_type_does_not_matter(dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        assert hook_checks.check_hooks(Solution, DEFAULTS).passed is True
+        assert "(512.0 KiB)" in str(hook_checks.check_hooks(KeepsAll, DEFAULTS))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_copies_may_lie_in_a_dict_of_the_hooks() -> None:
+    class Shelf(Solution):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model)
+            self.shelf: dict[int, Any] = {}
+
+        def pack(self, tensor: Tensor) -> Any:
+            self.shelf[len(self.shelf)] = super().pack(tensor)
+            return len(self.shelf) - 1
+
+        def unpack(self, ticket: Any) -> Any:
+            return super().unpack(self.shelf[ticket])
+
+    assert hook_checks.check_hooks(Shelf, DEFAULTS).passed is True
