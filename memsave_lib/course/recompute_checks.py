@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
+from memsave_lib.course.dice_mistakes import GRADIENT_MISTAKES, OUTPUT_MISTAKES, Function
 from memsave_lib.course.env import Setup
 from memsave_lib.meter import MemoryMeter
 from memsave_lib.models import BlockStack
 from memsave_lib.units import human_bytes
 
-Function = Callable[[Tensor], Tensor]
-
 #: One hidden state takes 16 KiB: more than the copies of a random state (5 KiB) that a wrapper may keep.
 _DICE_INPUT = (2, 32, 64)
 _DICE_BLOCKS = 3
 _DICE_SEED = 1
+#: What the generator is seeded with when wrappers are made, so that a state taken then is known.
+_MADE_SEED = 2
 
 
 class _RunAgain(torch.autograd.Function):
@@ -34,14 +35,14 @@ class _RunAgain(torch.autograd.Function):
     def forward(ctx: Any, function: Function, x: Tensor) -> Tensor:
         ctx.function = function
         ctx.save_for_backward(x)
-        return _tensor(function(x))
+        return _like(x, function(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (x,) = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            output = _tensor(ctx.function(x))
+            output = _like(x, ctx.function(x))
         # What the first call returned has this very node as its past: going backward through it would never end.
         if output.grad_fn is None or output.grad_fn.name() == f"{_RunAgain.__name__}Backward":
             raise _NothingRecorded
@@ -53,13 +54,16 @@ class _NothingRecorded(Exception):
     """The later run returned a tensor without a graph of its own."""
 
 
-class _NoTensor(Exception):
-    """A call returned the exception's argument, which is no tensor."""
+class _NoOutput(Exception):
+    """A call returned what is no output of a block; the argument says what."""
 
 
-def _tensor(output: object) -> Tensor:
+def _like(x: Tensor, output: object) -> Tensor:
+    """A block's output has its input's shape and type."""
     if not isinstance(output, Tensor):
-        raise _NoTensor(output)
+        raise _NoOutput(shown(output))
+    if (output.shape, output.dtype) != (x.shape, x.dtype):
+        raise _NoOutput(f"a tensor of shape {tuple(output.shape)} and {output.dtype}")
     return output
 
 
@@ -73,27 +77,37 @@ class _DiceOutcome:
     held_bytes: int
 
 
+@answered
 def check_same_dice(wrapper: Callable[[nn.Module], Function], here: Setup) -> Verdict:
     """The exercise of notebook 02: ``wrapper(block)`` replays the random numbers of its first call in later ones."""
     with torch.random.fork_rng():
-        # A wrapper that shares its state keeps that of this call; the runs below start from the same one.
-        torch.manual_seed(_DICE_SEED)
-        if is_untouched(lambda: wrapper(nn.Identity())(torch.zeros(1))):
-            return NOT_TRIED
         torch.manual_seed(here.seed)
         stack = BlockStack(_DICE_BLOCKS, _DICE_INPUT[-1], 1, dropout=0.5)
         x = torch.randn(_DICE_INPUT)
         expected = _dice_outcome(stack, list(stack.blocks), x)
+        runs: list[object] = []
+        handles = [block.register_forward_pre_hook(lambda *call: runs.append(None)) for block in stack.blocks]
         try:
             found = _dice_outcome(stack, _under_checkpoint(wrapper, stack), x)
         except _NothingRecorded:
+            return wrong(_nothing_recorded(ran_again=len(runs) > _DICE_BLOCKS))
+        except _NoOutput as error:
             return wrong(
-                "The later call returned a tensor without a graph of its own, so nothing goes backward through it: run "
-                "the block again instead of handing out what the first call computed."
+                f"A call of your wrapper returned {error.args[0]}: every call must return the block's output, as it is."
             )
-        except _NoTensor as error:
-            return wrong(f"A call of your wrapper returned {error.args[0]!r}: both must return the block's output.")
+        finally:
+            for handle in handles:
+                handle.remove()
         return _judge_dice(wrapper, stack, x, found, expected)
+
+
+def _nothing_recorded(ran_again: bool) -> str:
+    advice = (
+        "it runs the block again, but under no_grad(), or detached."
+        if ran_again
+        else "run the block again instead of handing out what the first call computed."
+    )
+    return f"The later call returned a tensor without a graph of its own, so nothing goes backward through it: {advice}"
 
 
 def _judge_dice(
@@ -107,12 +121,9 @@ def _judge_dice(
         stack.train()
         return wrong("Your wrapper left a block in eval mode, without dropout: the dice must fall again.")
     if not torch.equal(found.output, expected.output):
-        return wrong(
-            "The output differs from the plain block's: the first call must run the block with the random numbers that "
-            "come next. Do you seed the generator, or draw something before?"
-        )
+        return wrong(f"The output differs from the plain block's: {_why_output_differs(stack, x, found)}")
     if not _all_equal(found.gradients, expected.gradients):
-        for reason, mistake in _DICE_MISTAKES.items():
+        for reason, mistake in GRADIENT_MISTAKES.items():
             known = _dice_outcome(stack, _under_checkpoint(mistake(), stack), x)
             if _all_equal(found.gradients, known.gradients):
                 return wrong(f"Equal output, but the gradients differ: {reason}")
@@ -121,6 +132,11 @@ def _judge_dice(
         return wrong(
             "Output and gradients are equal, but the step leaves another random state behind: put back the state that "
             "the later call found, or the next step draws this step's numbers again."
+        )
+    if (number := _other_dice(wrapper, stack.blocks[0], x)) is not None:
+        return wrong(
+            f"The {number} call of one wrapper gives another output than the first: what you keep of the first call "
+            f"must be there, unchanged, for every later one."
         )
     inputs = _DICE_BLOCKS * x.nbytes
     too_much = found.held_bytes - (inputs + x.nbytes)  # the last block's output is alive too
@@ -136,6 +152,27 @@ def _judge_dice(
     )
 
 
+def _why_output_differs(stack: BlockStack, x: Tensor, found: _DiceOutcome) -> str:
+    for reason, mistake in OUTPUT_MISTAKES.items():
+        if torch.equal(found.output, _dice_outcome(stack, _under_checkpoint(mistake(), stack), x).output):
+            return reason
+    return (
+        "the first call must run the block with the random numbers that come next. Do you seed the generator, or draw "
+        "something before?"
+    )
+
+
+def _other_dice(wrapper: Callable[[nn.Module], Function], block: nn.Module, x: Tensor) -> str | None:
+    """Which of three calls of one wrapper throws other dice than the first: second, third or none."""
+    function = wrapper(block)
+    first = function(x).detach()
+    for number in ("second", "third"):
+        torch.rand(1)  # others draw numbers too
+        if not torch.equal(function(x).detach(), first):
+            return number
+    return None
+
+
 def _all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
     """A missing gradient is equal to none."""
     return all(
@@ -145,12 +182,14 @@ def _all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]
 
 
 def _under_checkpoint(wrapper: Callable[[nn.Module], Function], stack: BlockStack) -> list[Function]:
+    torch.manual_seed(_MADE_SEED)
     return [partial(_RunAgain.apply, wrapper(block)) for block in stack.blocks]
 
 
 def _dice_outcome(stack: BlockStack, functions: Sequence[Function], x: Tensor) -> _DiceOutcome:
     stack.zero_grad()
     torch.manual_seed(_DICE_SEED)
+    torch.rand(1)  # the generator has moved since it was seeded, as in training
     leaf = x.clone().requires_grad_()
     with MemoryMeter(stack) as meter:
         before = meter.live_bytes
@@ -161,69 +200,3 @@ def _dice_outcome(stack: BlockStack, functions: Sequence[Function], x: Tensor) -
         output.sum().backward()
     gradients = [parameter.grad for parameter in stack.parameters()]
     return _DiceOutcome(output.detach(), gradients, torch.get_rng_state(), held)
-
-
-def _replay(keep: Callable[[dict[str, Tensor], Tensor, Tensor], None]) -> Callable[[nn.Module], Function]:
-    """A wrapper for all blocks with one common state; ``keep`` chooses it from the states around a first call."""
-    states: dict[str, Tensor] = {}
-
-    def wrapper(block: nn.Module) -> Function:
-        calls: list[Tensor] = []
-
-        def function(x: Tensor) -> Tensor:
-            if not calls:
-                before = torch.get_rng_state()
-                calls.append(block(x))
-                keep(states, before, torch.get_rng_state())
-                return calls[0]
-            with torch.random.fork_rng():
-                torch.set_rng_state(states["start"])
-                return block(x)
-
-        return function
-
-    return wrapper
-
-
-def _first_state_for_all() -> Callable[[nn.Module], Function]:
-    return _replay(lambda states, before, after: states.setdefault("start", before))
-
-
-def _last_state_for_all() -> Callable[[nn.Module], Function]:
-    return _replay(lambda states, before, after: states.update(start=before))
-
-
-def _state_after_the_call() -> Callable[[nn.Module], Function]:
-    def wrapper(block: nn.Module) -> Function:
-        return _replay(lambda states, before, after: states.update(start=after))(block)
-
-    return wrapper
-
-
-def _no_care() -> Callable[[nn.Module], Function]:
-    return lambda block: block
-
-
-def _no_dropout_later() -> Callable[[nn.Module], Function]:
-    def wrapper(block: nn.Module) -> Function:
-        calls: list[bool] = []
-
-        def function(x: Tensor) -> Tensor:
-            block.train(not calls)
-            calls.append(True)
-            output = block(x)
-            block.train()
-            return output
-
-        return function
-
-    return wrapper
-
-
-_DICE_MISTAKES = {
-    "the later call throws new dice. Bring back the random state of before the first call.": _no_care,
-    "all wrappers replay the first block's dice. Keep the state in self, one for each wrapper.": _first_state_for_all,
-    "all wrappers replay the last block's dice. Keep the state in self, one for each wrapper.": _last_state_for_all,
-    "you kept the random state of after the first call; its dice come from the state before it.": _state_after_the_call,
-    "the later call runs without dropout. It must drop what the first call dropped.": _no_dropout_later,
-}
