@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import memsave_lib as ms
 from memsave_lib.costs import BlockCosts, ModelCosts, Needs
-from memsave_lib.course import fit_checks, guide
+from memsave_lib.course import attack_cases, fit_checks, guide
 from memsave_lib.course.env import Setup
 from memsave_lib.course.fit_checks import FloorCase
 from memsave_lib.devices import Device
@@ -67,6 +69,14 @@ def test_floor_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
     assert fit_checks.check_floor(unfinished, here).passed is None
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint64], ids=lambda kind: kind.__name__)
+def test_floor_accepts_whole_numbers_of_numpy(kind: Callable[[int], Any]) -> None:
+    found = fit_checks.check_floor(lambda *case: kind(smallest(*case)), DEFAULTS)
+    assert found.passed is True, str(found)
+    found = fit_checks.check_floor(lambda held, need, turn: kind(smallest(held, need, 0)), DEFAULTS)
+    assert found.passed is False and "You forgot the turn" in str(found)
+
+
 @SETUPS
 @pytest.mark.parametrize(("reason", "answer"), WRONG_FLOORS.items(), ids=WRONG_FLOORS)
 def test_floor_names_the_mistake(here: Setup, reason: str, answer: Callable[..., Any]) -> None:
@@ -90,11 +100,11 @@ def test_the_floor_is_the_planners(case: FloorCase) -> None:
 
 
 YOURS = {
-    "blocks": fit_checks.AttackCase("yours", 2, 64, 256, 2, 512),
-    "weights": fit_checks.AttackCase("yours", 2, 64, 256, 2, 32),
-    "loss": fit_checks.AttackCase("yours", 1, 64, 8192, 2, 64),
+    "blocks": attack_cases.AttackCase("yours", 2, 64, 256, 2, 512),
+    "weights": attack_cases.AttackCase("yours", 2, 64, 256, 2, 32),
+    "loss": attack_cases.AttackCase("yours", 1, 64, 8192, 2, 64),
     # What its peak is made of says something else than its bottleneck.
-    "blocks, beside a large loss": fit_checks.AttackCase("yours", 1, 64, 4096, 2, 256),
+    "blocks, beside a large loss": attack_cases.AttackCase("yours", 1, 64, 4096, 2, 256),
 }
 
 
@@ -115,7 +125,7 @@ def test_learners_may_have_any_answer(name: str) -> None:
 def _estimated_once() -> Iterator[None]:
     """A check estimates its models each time; here every answer meets the same ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_checks.AttackCase, "estimates", cache(fit_checks.AttackCase.estimates))
+        patch.setattr(attack_cases.AttackCase, "estimates", cache(attack_cases.AttackCase.estimates))
         yield
 
 
@@ -146,7 +156,7 @@ WRONG_FIRST: dict[str, Callable[..., Any]] = {
     "even where most of it is weights and their state": lambda kept, done: (
         "weights" if state(kept) >= 0.5 else first(kept, done)
     ),
-    "You count parameters alone": lambda kept, done: (
+    "You count only a part": lambda kept, done: (
         "blocks" if first(kept, done) == "blocks" else "weights" if state(done, ("parameter",)) > 0.5 else "loss"
     ),
     "You swapped the two": lambda kept, done: first(done, kept),
@@ -171,5 +181,112 @@ def test_first_names_the_mistake(
 
 
 def test_the_models_to_attack_are_what_they_claim_to_be() -> None:
-    answers = [guide.bottleneck(*case.estimates()) for case in fit_checks._ATTACK_CASES]
+    answers = [guide.bottleneck(*case.estimates()) for case in attack_cases.REAL_CASES]
     assert answers == ["blocks", "blocks", "loss", "weights", "weights"]
+
+
+def test_steps_made_by_hand_are_what_they_say() -> None:
+    cases = attack_cases.MADE_CASES
+    pairs = [case.estimates() for case in cases]
+    assert [guide.bottleneck(*pair) for pair in pairs] == ["loss", *["weights"] * 7, "blocks"]
+    for case, (kept, done) in zip(cases, pairs, strict=True):
+        assert (kept.peak_bytes, done.peak_bytes) == (case.kept_peak * 10**6, case.peak * 10**6)
+        assert tuple(done.at_peak[name] for name in guide.STATE) == tuple(size * 10**6 for size in case.state)
+        assert min(kept.at_peak.values()) >= 0 and sum(kept.at_peak.values()) == kept.peak_bytes
+        assert done.saved_bytes < kept.saved_bytes
+        assert ("softmax" in str(done.peak_at)) is ("softmax" in str(kept.peak_at)) is case.at_the_loss
+    shares = [[round(state(one), 2) for one in pair] for pair in pairs[:4]]
+    assert shares == [[0.53, 0.45], [0.41, 0.55], [0.48, 0.52], [0.5, 0.51]]
+
+
+def part_of(*names: str) -> Callable[..., str]:
+    return lambda kept, done: first(kept, done) if first(kept, done) == "blocks" else rest(state(done, names))
+
+
+def rest(share: float, limit: float = 0.5) -> str:
+    return "weights" if share >= limit else "loss"
+
+
+def with_share(limit: float) -> Callable[..., str]:
+    return lambda kept, done: "blocks" if first(kept, done) == "blocks" else rest(state(done), limit)
+
+
+def with_fall(limit: float) -> Callable[..., str]:
+    return lambda kept, done: "blocks" if done.peak_bytes <= limit * kept.peak_bytes else rest(state(done))
+
+
+NEARLY_RIGHT: dict[str, tuple[str, Callable[..., str]]] = {
+    **{f"share {limit}": ("You say weights at less than half", with_share(limit)) for limit in (0.0, 0.3, 0.4, 0.45)},
+    **{
+        f"share {limit}": ("You say weights only at more than", with_share(limit)) for limit in (0.53, 0.6, 0.7, 0.9, 2)
+    },
+    **{f"fall {limit}": ("You ask for more than a tenth", with_fall(limit)) for limit in (0.5, 0.7, 0.8, 0.85)},
+    "fall 0.93": ("You ask for less than a tenth", with_fall(0.93)),
+    "fall 0.95": ("You ask for less than a tenth", with_fall(0.95)),
+    "fall 0.98": ("You ask for less than a tenth", with_fall(0.98)),
+    "never blocks": ('You never say "blocks"', with_fall(0)),
+    "state of keep-all": (
+        "You take the state from keep-all's peak",
+        lambda kept, done: "blocks" if first(kept, done) == "blocks" else rest(state(kept)),
+    ),
+    "by keep-all's peak": (
+        "You compare the state with keep-all's peak",
+        lambda kept, done: (
+            "blocks" if first(kept, done) == "blocks" else rest(state(done) * done.peak_bytes / kept.peak_bytes)
+        ),
+    ),
+    "moment": (
+        "that the loss is at work does not say what is alive",
+        lambda kept, done: (
+            "blocks" if first(kept, done) == "blocks" else "loss" if "softmax" in str(done.peak_at) else "weights"
+        ),
+    ),
+    "largest": (
+        "parameters, gradients and optimizer state count together",
+        lambda kept, done: (
+            "blocks"
+            if first(kept, done) == "blocks"
+            else "weights"
+            if max(done.at_peak, key=done.at_peak.get) in guide.STATE
+            else "loss"
+        ),
+    ),
+    **{
+        f"only {' and '.join(names)}": ("You count only a part of", part_of(*names))
+        for count in (1, 2)
+        for names in combinations(guide.STATE, count)
+    },
+}
+
+
+@pytest.mark.parametrize(("reason", "answer"), NEARLY_RIGHT.values(), ids=NEARLY_RIGHT)
+def test_first_refuses_what_real_models_leave_open(
+    yours: tuple[ms.Estimate, ms.Estimate], reason: str, answer: Callable[..., Any]
+) -> None:
+    found = fit_checks.check_attack_first(answer, *yours)
+    assert found.passed is False
+    assert reason in str(found)
+
+
+@pytest.mark.parametrize("bad", [np.array(["blocks", "loss"]), ["blocks"], 3], ids=["array", "list", "number"])
+def test_first_wants_a_word(bad: Any) -> None:
+    found = fit_checks.check_attack_first(lambda kept, done: bad, *YOURS["loss"].estimates())
+    assert found.passed is False and "Return one of 'blocks', 'weights', 'loss'" in str(found)
+
+
+def test_answers_in_part_are_not_finished_and_other_errors_go_through() -> None:
+    def partly(kept: ms.Estimate, done: ms.Estimate) -> str:
+        return "blocks" if first(kept, done) == "blocks" else unfinished()
+
+    found = fit_checks.check_attack_first(partly, *YOURS["blocks"].estimates())
+    assert found.passed is False and "Not finished" in str(found)
+    found = fit_checks.check_floor(lambda *case: smallest(*case) if case[2] == 40 else unfinished(), DEFAULTS)
+    assert found.passed is False and "Not finished" in str(found)
+
+    def of_others(*case: Any) -> Any:
+        raise NotImplementedError("no such kernel")
+
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        fit_checks.check_attack_first(of_others, *YOURS["blocks"].estimates())
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        fit_checks.check_floor(of_others, DEFAULTS)

@@ -6,13 +6,16 @@ for a wrong answer the reason why it is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 
-import memsave_lib as ms
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.attack_cases import MADE_CASES, REAL_CASES, Pair
+from memsave_lib.course.checks import Verdict, answered, no_count, right, shown, wrong
 from memsave_lib.course.env import Setup
-from memsave_lib.course.guide import STATE, bottleneck, state_share
+from memsave_lib.course.guide import STATE, WORTHWHILE, bottleneck, state_share
 from memsave_lib.estimation import Estimate
 from memsave_lib.formulas import BlockShape, block_saved_bytes, block_storages, loss_peak_bytes, working_set_bytes
 from memsave_lib.strategies import MIN_BYTES
@@ -52,15 +55,14 @@ class FloorCase:
         return max([*at_work, *([held[-1] + self.turn] if turn else [])])
 
 
+@answered
 def check_floor(function: Callable[[list[tuple[int, int, int]], list[int], int], int], here: Setup) -> Verdict:
     """``function(held, need, turn)``: the smallest budget that some plan fits, when every copy is waited for."""
     yours = _your_floor(here)
-    if is_untouched(function, list(yours.held), list(yours.need), yours.turn):
-        return NOT_TRIED
     cases = (*_FLOOR_CASES, yours)
     given = [function(list(case.held), list(case.need), case.turn) for case in cases]
-    if bad := [value for value in given if type(value) is not int]:
-        return wrong(f"A count of bytes is an int, and your function returned {bad[0]!r} ({type(bad[0]).__name__}).")
+    if complaint := no_count(given):
+        return wrong(complaint)
     wanted = [case.floor() for case in cases]
     if given == wanted:
         return right(f"{len(_FLOOR_CASES)} small chains agree, and your stack's floor is {exact_bytes(wanted[-1])}.")
@@ -126,63 +128,26 @@ _FLOOR_MISTAKES: dict[str, Callable[[FloorCase], int]] = {
 # What to attack first
 
 ATTACKS = ("blocks", "weights", "loss")
+Attack = Callable[[Estimate, Estimate], str]
 
 
-@dataclass(frozen=True)
-class AttackCase:
-    """A GPT-2 whose peak is made of one thing, or seems to be."""
-
-    about: str
-    layers: int
-    hidden: int
-    vocabulary: int
-    batch: int
-    seq_len: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.about} ({self.layers} blocks of width {self.hidden}, vocabulary {self.vocabulary:,}, "
-            f"{self.batch} x {self.seq_len} tokens)"
-        )
-
-    def estimates(self) -> tuple[Estimate, Estimate]:
-        config = {"n_layer": self.layers, "n_embd": self.hidden, "n_head": self.hidden // 64}
-
-        def build() -> object:
-            return ms.gpt2("tiny", **config, vocab_size=self.vocabulary, n_positions=self.seq_len)
-
-        return tuple(
-            ms.estimate(build, self.batch, self.seq_len, strategy) for strategy in (ms.KeepAll(), ms.FullCheckpoint())
-        )
-
-
-_ATTACK_CASES = (
-    AttackCase("a long text that peaks in the loss's backward", 4, 64, 512, 4, 256),
-    AttackCase("a model of which more than half is weights", 4, 128, 64, 1, 96),
-    AttackCase("a large vocabulary", 1, 64, 8192, 2, 128),
-    AttackCase("a short text", 4, 128, 64, 1, 64),
-    AttackCase("a shorter text", 2, 128, 256, 1, 48),
-)
-
-
-def check_attack_first(
-    function: Callable[[Estimate, Estimate], str], kept: Estimate, checkpointed: Estimate
-) -> Verdict:
+@answered
+def check_attack_first(function: Attack, kept: Estimate, checkpointed: Estimate) -> Verdict:
     """``function(kept, checkpointed)`` is "blocks", "weights" or "loss"; the estimates given are the learner's own."""
-    if is_untouched(function, kept, checkpointed):
-        return NOT_TRIED
-    pairs = [*(case.estimates() for case in _ATTACK_CASES), (kept, checkpointed)]
-    given = [function(*pair) for pair in pairs]
-    if bad := [answer for answer in given if answer not in ATTACKS]:
-        return wrong(f"Return one of {', '.join(map(repr, ATTACKS))}; your function returned {bad[0]!r}.")
+    of_yours = function(kept, checkpointed)
+    cases = (*REAL_CASES, *MADE_CASES)
+    pairs = [*(case.estimates() for case in cases), (kept, checkpointed)]
+    given = [*(function(*pair) for pair in pairs[:-1]), of_yours]
+    if bad := [answer for answer in given if not isinstance(answer, str) or answer not in ATTACKS]:
+        return wrong(f"Return one of {', '.join(map(repr, ATTACKS))}; your function returned {shown(bad[0])}.")
     wanted = [bottleneck(*pair) for pair in pairs]
     if given == wanted:
-        return right(f"All {len(_ATTACK_CASES)} models agree. For yours, attack the {wanted[-1]} first.")
-    for reason, mistake in _ATTACK_MISTAKES.items():
-        # The learner's own model, the last, may be one for which ways to the same mistake part.
+        return right(f"All {len(cases)} models agree. For yours, attack the {wanted[-1]} first.")
+    # The learner's own model, the last, may be one for which ways to the same mistake part.
+    for reason, mistake in (*_ATTACK_MISTAKES, *_other_limits(pairs[:-1])):
         if given[:-1] == [mistake(*pair) for pair in pairs[:-1]]:
             return wrong(reason)
-    names = [*map(str, _ATTACK_CASES), "your model"]
+    names = [*map(str, cases), "your model"]
     name, found, expected, pair = next(row for row in zip(names, given, wanted, pairs, strict=True) if row[1] != row[2])
     return wrong(f"For {name} you say {found!r}, but {_argument(expected, *pair)}.")
 
@@ -193,35 +158,117 @@ def _argument(answer: str, kept: Estimate, checkpointed: Estimate) -> str:
     return fall if answer == "blocks" else f"{fall}, and {share}"
 
 
-def _rest(estimate: Estimate, names: tuple[str, ...] = STATE) -> str:
-    return "weights" if state_share(estimate, names) >= 0.5 else "loss"
+def _rest(share: float, limit: float = 0.5) -> str:
+    return "weights" if share >= limit else "loss"
 
 
 def _if_lower(kept: Estimate, checkpointed: Estimate, otherwise: str) -> str:
     return "blocks" if bottleneck(kept, checkpointed) == "blocks" else otherwise
 
 
-_ATTACK_MISTAKES: dict[str, Callable[[Estimate, Estimate], str]] = {
-    "You compare saved bytes: they always fall. The question is whether the peak does.": (
-        lambda kept, checkpointed: "blocks"
-    ),
-    "You call any fall of the peak worthwhile: recomputing costs a fifth to a third of a step. Ask for a tenth.": (
-        lambda kept, checkpointed: "blocks" if checkpointed.peak_bytes < kept.peak_bytes else _rest(checkpointed)
-    ),
-    "You go by the moment of the peak: at the loss, what the blocks saved is still there. What fills the peak, and "
-    "does checkpointing lower it?": (
-        lambda kept, checkpointed: (
-            "loss" if "softmax" in str(kept.peak_at) else _if_lower(kept, checkpointed, _rest(checkpointed))
+def _by_largest(estimate: Estimate, weights: Sequence[str] = STATE) -> str:
+    largest = max(estimate.at_peak, key=estimate.at_peak.get)
+    return "weights" if largest in weights else "blocks" if largest in ("activation", "recomputed") else "loss"
+
+
+def _part(names: tuple[str, ...]) -> Attack:
+    return lambda kept, checkpointed: _if_lower(kept, checkpointed, _rest(state_share(checkpointed, names)))
+
+
+def _other_limits(pairs: Sequence[Pair]) -> Iterator[tuple[str, Attack]]:
+    """Right answers but for a limit: whichever it is, it lies between the numbers of two cases."""
+    for limit in (0.0, *sorted({done.peak_bytes / kept.peak_bytes for kept, done in pairs}), math.inf):
+        if not limit:
+            reason = 'You never say "blocks": first compare the two peaks, and the smaller one is under checkpointing.'
+        elif limit < 1 - WORTHWHILE:
+            reason = "You ask for more than a tenth: where checkpointing takes a tenth off the peak, start with blocks."
+        else:
+            reason = "You ask for less than a tenth, and recomputing costs a fifth to a third of a step."
+        yield reason, partial(_with_limits, peaks=limit, share=0.5)
+    for limit in (0.0, *sorted({state_share(done) for _, done in pairs}), math.inf):
+        reason = "more than half. Half of what is left is enough" if limit > 0.5 else "less than half of what is left"
+        yield (
+            f"You say weights only at {reason}." if limit > 0.5 else f"You say weights at {reason}, too.",
+            partial(_with_limits, peaks=1 - WORTHWHILE, share=limit),
         )
-    ),
+
+
+def _with_limits(kept: Estimate, checkpointed: Estimate, *, peaks: float, share: float) -> str:
+    lower = checkpointed.peak_bytes / kept.peak_bytes <= peaks
+    return "blocks" if lower else _rest(state_share(checkpointed), share)
+
+
+_ANY_FALL = "You call any fall of the peak worthwhile: recomputing costs a fifth to a third of a step. Ask for a tenth."
+_MADE_OF = (
     "You go by what the peak is made of: even where most of it is weights and their state, checkpointing may take off "
-    "more than a tenth. Compare the two peaks first.": (
-        lambda kept, checkpointed: "weights" if _rest(kept) == "weights" else _if_lower(kept, checkpointed, "loss")
+    "more than a tenth. Compare the two peaks first."
+)
+_ATTACK_MISTAKES: tuple[tuple[str, Attack], ...] = (
+    (
+        "You compare saved bytes: they always fall. The question is whether the peak does.",
+        lambda kept, checkpointed: "blocks",
     ),
-    "You count parameters alone: their gradients and the optimizer's state are three times as much.": (
-        lambda kept, checkpointed: _if_lower(kept, checkpointed, _rest(checkpointed, ("parameter",)))
+    *[
+        (
+            _ANY_FALL,
+            lambda kept, checkpointed, rest=rest: "blocks" if checkpointed.peak_bytes < kept.peak_bytes else rest,
+        )
+        for rest in ("weights", "loss")
+    ],
+    (_ANY_FALL, partial(_with_limits, peaks=math.nextafter(1.0, 0.0), share=0.5)),
+    (
+        "You go by the moment of the peak: at the loss, what the blocks saved is still there. What fills the peak, and "
+        "does checkpointing lower it?",
+        lambda kept, checkpointed: (
+            "loss"
+            if "softmax" in str(kept.peak_at)
+            else _if_lower(kept, checkpointed, _rest(state_share(checkpointed)))
+        ),
     ),
-    "You swapped the two: the peak under checkpointing is the smaller one.": (
-        lambda kept, checkpointed: bottleneck(checkpointed, kept)
+    (
+        "You go by the moment of the peak: that the loss is at work does not say what is alive. Add up `at_peak`.",
+        lambda kept, checkpointed: _if_lower(
+            kept, checkpointed, "loss" if "softmax" in str(checkpointed.peak_at) else "weights"
+        ),
     ),
-}
+    (
+        _MADE_OF,
+        lambda kept, checkpointed: (
+            "weights" if state_share(kept) >= 0.5 else _if_lower(kept, checkpointed, _rest(state_share(checkpointed)))
+        ),
+    ),
+    (
+        _MADE_OF,
+        lambda kept, checkpointed: "weights" if state_share(kept) >= 0.5 else _if_lower(kept, checkpointed, "loss"),
+    ),
+    *[
+        (_MADE_OF, lambda *pair, which=which, weights=weights: _by_largest(pair[which], weights))
+        for which in (0, 1)
+        for weights in (STATE, ("optimizer",), ("parameter",), ("parameter", "optimizer"))
+    ],
+    (
+        "You look for the largest category: parameters, gradients and optimizer state count together.",
+        lambda kept, checkpointed: _if_lower(
+            kept, checkpointed, "weights" if _by_largest(checkpointed) == "weights" else "loss"
+        ),
+    ),
+    (
+        "You take the state from keep-all's peak. What is left is what fills `checkpointed`'s.",
+        lambda kept, checkpointed: _if_lower(kept, checkpointed, _rest(state_share(kept))),
+    ),
+    (
+        "You compare the state with keep-all's peak: half of what is left is half of `checkpointed.peak_bytes`.",
+        lambda kept, checkpointed: _if_lower(
+            kept, checkpointed, _rest(state_share(checkpointed) * checkpointed.peak_bytes / kept.peak_bytes)
+        ),
+    ),
+    *[
+        ("You count only a part of parameters, gradients and optimizer state: add up all three.", _part(names))
+        for count in (1, 2)
+        for names in combinations(STATE, count)
+    ],
+    (
+        "You swapped the two: the peak under checkpointing is the smaller one.",
+        lambda kept, checkpointed: bottleneck(checkpointed, kept),
+    ),
+)
