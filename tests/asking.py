@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 from memsave_lib.course.predictions import Ledger, Question
 
 
@@ -29,3 +34,14 @@ def assert_diagnoses(question: Question, found: float, right: float | None = Non
     verdict = question.judge(far, found)
     assert verdict.passed is False and str(verdict).endswith(question.hint)
     assert "is a number such as" in str(question.judge("12", found))
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """With float64 as the default type, as a learner may have set it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

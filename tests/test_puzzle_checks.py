@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ import memsave_lib as ms
 from memsave_lib.course import puzzle_checks
 from memsave_lib.course.env import Setup
 from memsave_lib.course.puzzles import Puzzle, checkpoint_puzzle
+from tests.asking import double_precision
 
 DEFAULTS = Setup(512, 2, 6, 256, 2, 2, torch.device("cpu"))
 ODD = Setup(96, 5, 7, 256, 3, 2, torch.device("cpu"), seed=3)
@@ -40,6 +42,13 @@ def test_has_one_answer(here: Setup) -> None:
     assert puzzle.extra_flops(SOLUTION) == puzzle.target
 
 
+def test_the_default_type_does_not_matter() -> None:
+    with double_precision():
+        puzzle = checkpoint_puzzle(SMALLEST)
+        assert puzzle_checks.check_placed(SOLUTION, puzzle).passed is True
+    assert puzzle == checkpoint_puzzle(SMALLEST)
+
+
 @SETUPS
 def test_its_table_is_what_the_stack_does(here: Setup) -> None:
     puzzle = puzzle_of(here)
@@ -60,7 +69,11 @@ def test_its_table_is_what_the_stack_does(here: Setup) -> None:
 
 
 @SETUPS
-@pytest.mark.parametrize("answer", [SOLUTION, list(SOLUTION), ms.PerBlock(SOLUTION)], ids=["tuple", "list", "strategy"])
+@pytest.mark.parametrize(
+    "answer",
+    [SOLUTION, list(SOLUTION), ms.PerBlock(SOLUTION), np.array(SOLUTION)],
+    ids=["tuple", "list", "strategy", "array"],
+)
 def test_accepts_the_solution(here: Setup, answer: Collection[str]) -> None:
     puzzle, state = puzzle_of(here), torch.get_rng_state()
     found = puzzle_checks.check_placed(answer, puzzle)
@@ -97,6 +110,7 @@ WRONG = {
     "Block 0 has 'Keep'": ("Keep", *SOLUTION[1:]),
     "Block 0 has False": (False, True, False, False, True, False),
     "Block 0 has ['keep']": [["keep"], *SOLUTION[1:]],
+    "Block 0 has an object of type ndarray; the words": [np.array(SOLUTION)] * 6,
     "Block 3: nothing can be sent away here": ("keep", "keep", "keep", "offload", "keep", "keep"),
 }
 

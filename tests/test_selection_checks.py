@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 import memsave_lib as ms
 from memsave_lib.course import selection_checks
+from memsave_lib.course.checks import NOT_FINISHED
 from memsave_lib.course.env import Setup
+from tests.asking import double_precision
 
 DEFAULTS = Setup(512, 2, 6, 256, 2, 2, torch.device("cpu"))
 ODD = Setup(96, 5, 7, 256, 3, 2, torch.device("cpu"), seed=3)
@@ -95,6 +97,13 @@ WRONG_MEANINGS = {
     "is all of the run cut off from autograd?": answer_with(hugging_face=cuts_all_off),
     "again as a whole; only the attention core": answer_with(attention_core=whole_blocks),
     "bytes are saved instead of": answer_with(attention_core=kept),
+    "That recomputes the core, and GELU and LayerNorm too: see": answer_with(
+        attention_core=lambda blocks, x, n: ms.run(blocks, x, ms.SelectiveOps())
+    ),
+    "That keeps the core, and recomputes LayerNorm: see": answer_with(
+        attention_core=lambda blocks, x, n: ms.run(blocks, x, ms.SelectiveOps("norm"))
+    ),
+    "your function returned an object of type tuple, not": answer_with(course=lambda blocks, x, n: (x, x)),
     "your function returned None": answer_with(torchtitan=lambda blocks, x, n: None),
 }
 
@@ -112,6 +121,29 @@ def test_meanings_accepts_the_solution_and_knows_the_stub(here: Setup) -> None:
 def test_meanings_says_what_each_recomputes() -> None:
     text = str(selection_checks.check_meanings(answer_with(), ODD))
     assert "'course' blocks 1, 2, 3, 4, 6; 'hugging face' blocks 0, 5; 'torchtitan' block 4; 'attention core'" in text
+
+
+@pytest.mark.parametrize("meaning", MEANINGS)
+def test_one_meaning_unwritten_is_unfinished(meaning: str) -> None:
+    rest = answer_with(**{meaning: lambda blocks, x, n: unfinished(meaning, blocks, x, n)})
+    found = selection_checks.check_meanings(rest, ODD)
+    assert found.passed is False
+    assert str(found) == f"{NOT_FINISHED} It is {meaning!r}; what you have is right so far."
+
+
+def test_a_fault_comes_before_what_is_unwritten() -> None:
+    rest = answer_with(course=lambda blocks, x, n: unfinished("", blocks, x, n), torchtitan=MEANINGS["course"])
+    assert "That is what 'course' means." in str(selection_checks.check_meanings(rest, ODD))
+
+
+def test_pytorchs_own_error_goes_through() -> None:
+    with pytest.raises(NotImplementedError, match="missing the required"):
+        selection_checks.check_meanings(lambda meaning, blocks, x, n: nn.Module()(x), ODD)
+
+
+def test_the_default_type_does_not_matter() -> None:
+    with double_precision():
+        assert selection_checks.check_meanings(answer_with(), SMALLEST).passed is True
 
 
 @SETUPS

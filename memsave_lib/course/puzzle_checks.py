@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import Verdict, right, wrong
+from memsave_lib.course.checks import Verdict, right, shown, wrong
 from memsave_lib.course.puzzles import KEEP, RECOMPUTE, Puzzle
 from memsave_lib.flops import count_flops
 from memsave_lib.meter import MemoryMeter
@@ -37,6 +38,8 @@ def check_placed(actions: Sequence[str] | PerBlock | None, puzzle: Puzzle) -> Ve
         return NOT_CHOSEN
     if isinstance(actions, PerBlock):
         actions = actions.actions
+    if isinstance(actions, np.ndarray):
+        actions = actions.tolist()
     if (fault := _fault_in_form(actions, puzzle)) is not None:
         return wrong(fault)
     actions = tuple(actions)
@@ -58,14 +61,14 @@ def check_placed(actions: Sequence[str] | PerBlock | None, puzzle: Puzzle) -> Ve
 def _fault_in_form(actions: object, puzzle: Puzzle) -> str | None:
     wanted = f"a tuple with {KEEP!r} or {RECOMPUTE!r} for each of the {len(puzzle.blocks)} blocks"
     if isinstance(actions, str) or not isinstance(actions, Sequence):
-        return f"The answer is {wanted}; yours is {actions!r} ({type(actions).__name__})."
+        return f"The answer is {wanted}; yours is {shown(actions)}."
     if len(actions) != len(puzzle.blocks):
         return f"The answer is {wanted}; yours has {len(actions)}."
     for number, action in enumerate(actions):
-        if action == "offload":
+        if isinstance(action, str) and action == "offload":
             return f"Block {number}: nothing can be sent away here, only {KEEP!r} and {RECOMPUTE!r} are open."
-        if action not in (KEEP, RECOMPUTE):
-            return f"Block {number} has {action!r}; the words are {KEEP!r} and {RECOMPUTE!r}."
+        if not isinstance(action, str) or action not in (KEEP, RECOMPUTE):
+            return f"Block {number} has {shown(action)}; the words are {KEEP!r} and {RECOMPUTE!r}."
     return None
 
 

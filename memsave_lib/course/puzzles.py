@@ -138,4 +138,6 @@ def _stack_of(shapes: Sequence[BlockShape]) -> tuple[nn.Sequential, Tensor]:
         for shape in shapes
     )
     first = shapes[0]
-    return nn.Sequential(*blocks), torch.randn(first.batch, first.seq_len, first.hidden)
+    # The bytes of its table are those of float32, whatever the default type is.
+    x = torch.randn(first.batch, first.seq_len, first.hidden, dtype=torch.float32)
+    return nn.Sequential(*blocks).to(torch.float32), x
