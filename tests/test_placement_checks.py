@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memsave_lib.course import placement_checks
@@ -41,6 +42,7 @@ WRONG_PLACEMENTS = {
     "while the link carries nothing": "rrrrrr",
     "what the last block sends has to leave": "oooooo",
     "with one sent away behind the other the link falls behind": "oooook",
+    "block 3 is on its way still, and beside what the blocks hold there is no room for the rest": "rrrorr",
     "waiting at the turn, for what is still leaving": "ooorrk",
     "could one of them be kept, or sent away": "orrrrk",
 }
@@ -54,6 +56,23 @@ def test_placement_names_the_mistake(puzzle: Puzzle, reason: str, letters: str) 
     assert reason in str(found)
 
 
+@PUZZLES
+def test_one_behind_the_other_is_said_of_such_plans_only(puzzle: Puzzle) -> None:
+    for letters in map("".join, product("kro", repeat=6)):
+        found = str(placement_checks.check_placement(placed(letters), puzzle))
+        assert "oo" in letters or "with one sent away behind the other" not in found, letters
+        still = [int(found[found.index(" is on") - 1])] if "is on its way still" in found else []
+        assert all(letters[block] == "o" for block in still), letters
+
+
+def test_a_plan_in_part_is_not_tried_and_other_errors_go_through() -> None:
+    def of_others() -> list[str]:
+        raise NotImplementedError("no such kernel")
+
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        placement_checks.check_placement(of_others)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -61,8 +80,12 @@ def test_placement_names_the_mistake(puzzle: Puzzle, reason: str, letters: str) 
         ("keep", "you returned 'keep'"),
         (None, "you returned None"),
         (["keep"] * 5 + ["drop"], "you have 'drop'"),
+        (np.array(["keep"] * 6), "Return a list of 6 words"),
+        ([np.array(["keep", "keep"])] * 6, "you have array(['keep', 'keep']"),
+        ([3] * 6, "you have 3 (int)"),
+        ([["keep"]] * 6, "you have ['keep'] (list)"),
     ],
-    ids=["five", "word", "none", "unknown"],
+    ids=["five", "word", "none", "unknown", "array", "arrays", "numbers", "lists"],
 )
 def test_placement_wants_six_known_words(answer: Any, reason: str) -> None:
     found = placement_checks.check_placement(lambda: answer)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 from memsave_lib.costs import BlockCosts, ModelCosts
-from memsave_lib.course.checks import NOT_TRIED, Verdict, is_untouched, right, wrong
+from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
 from memsave_lib.devices import Device
 from memsave_lib.planner.chain import Chain
 from memsave_lib.strategies import ACTIONS
@@ -112,15 +112,15 @@ def follow(puzzle: Puzzle, actions: Sequence[str]) -> Followed:
     return Followed("", recomputing, tuple(before_forward), tuple(after_backward), turn)
 
 
+@answered
 def check_placement(function: Callable[[], Sequence[str]], puzzle: Puzzle = Puzzle()) -> Verdict:
     """``function()`` says for each block "keep", "recompute" or "offload": the fastest plan within the budget."""
-    if is_untouched(function):
-        return NOT_TRIED
     given = function()
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != puzzle.n_blocks:
-        return wrong(f"Return a list of {puzzle.n_blocks} words, one for each block; you returned {given!r}.")
-    if unknown := [word for word in given if word not in ACTIONS]:
-        return wrong(f"Each word is one of {', '.join(map(repr, ACTIONS))}; you have {unknown[0]!r}.")
+        return wrong(f"Return a list of {puzzle.n_blocks} words, one for each block; you returned {shown(given)}.")
+    # A word first: an array would be compared element by element.
+    if unknown := [word for word in given if not isinstance(word, str) or word not in ACTIONS]:
+        return wrong(f"Each word is one of {', '.join(map(repr, ACTIONS))}; you have {_word(unknown[0])}.")
     step, best = follow(puzzle, given), puzzle.best()
     if step.full:
         return wrong(f"Over the budget of {puzzle.budget} GB, {step.full}.")
@@ -135,6 +135,10 @@ def check_placement(function: Callable[[], Sequence[str]], puzzle: Puzzle = Puzz
         f"It fits, and adds {step.seconds:.2f} s to the plain {plain} s: {slower:.0%} slower than the best plan. "
         f"{_where_it_goes(puzzle, given, step)}"
     )
+
+
+def _word(value: object) -> str:
+    return repr(value) if isinstance(value, str) else shown(value)
 
 
 def _where_it_goes(puzzle: Puzzle, actions: Sequence[str], step: Followed) -> str:
@@ -162,7 +166,15 @@ def _where_it_goes(puzzle: Puzzle, actions: Sequence[str], step: Followed) -> st
     where, phase = (step.before_forward, "forward") if largest == forward else (step.after_backward, "backward")
     block = where.index(max(where))
     longest = f"before block {block}" if largest == forward else f"after block {block}"
+    return f"{largest:.2f} s of it are waiting in {phase}, the longest {longest}. {copy}: {_why_wait(actions, block)}."
+
+
+def _why_wait(actions: Sequence[str], block: int) -> str:
+    """Why there is waiting for a copy where this block is at work: copies are of blocks before it."""
+    sent = [number for number, action in enumerate(actions[:block]) if action == "offload"]
+    if any(two == one + 1 for one, two in pairwise(sent)):
+        return "with one sent away behind the other the link falls behind"
     return (
-        f"{largest:.2f} s of it are waiting in {phase}, the longest {longest}. {copy}: with one sent away behind the "
-        "other the link falls behind."
+        f"block {sent[-1]} is on its way still, and beside what the blocks hold there is no room for the rest of it. "
+        "Hold less, or send an earlier one"
     )
