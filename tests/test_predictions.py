@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -40,6 +41,26 @@ def test_a_question_diagnoses() -> None:
         ),
         (20, False, "Not yet. You predicted 20, it is 15.98: 25.2% too high. Count tensor by tensor."),
         (0, False, "Not yet. You predicted 0, it is 15.98: 100.0% too low. Count tensor by tensor."),
+        (Fraction(16), True, "Right. You predicted 16, it is 15.98: 0.1% too high."),
+        (np.uint8(3), False, "Not yet. You predicted 3, it is 15.98: 81.2% too low. Count tensor by tensor."),
+        (
+            1598,
+            False,
+            "Not yet. You predicted 1,598, it is 15.98: 9900.0% too high. That is a hundred times as much: per cent, "
+            "where the number itself is asked for?",
+        ),
+        (
+            0.16,
+            False,
+            "Not yet. You predicted 0.16, it is 15.98: 99.0% too low. That is a hundredth: a fraction, where per cent "
+            "are asked for?",
+        ),
+        (
+            10**400,
+            False,
+            "Not yet. A prediction is a number such as 2.5; yours is one with more than thirty digits (int).",
+        ),
+        (1j, False, "Not yet. A prediction is a number such as 2.5; yours is 1j (complex)."),
         ("16", False, "Not yet. A prediction is a number such as 2.5; yours is '16' (str)."),
         (True, False, "Not yet. A prediction is a number such as 2.5; yours is True (bool)."),
         (math.nan, False, "Not yet. A prediction is a number such as 2.5; yours is nan (float)."),
@@ -49,6 +70,31 @@ def test_a_question_diagnoses() -> None:
 def test_a_prediction_is_answered(predicted: object, passed: bool | None, text: str) -> None:
     verdict = STATES.judge(predicted, FOUND)
     assert (verdict.passed, str(verdict)) == (passed, text)
+
+
+@pytest.mark.parametrize(
+    "predicted", [Fraction(16), np.uint8(16), np.float32(16)], ids=["fraction", "uint8", "float32"]
+)
+def test_the_ledger_keeps_plain_floats(predicted: float) -> None:
+    ledger = Ledger()
+    ledger.check(STATES, predicted, FOUND)
+    ledger.check(STATES, 10**400, FOUND)
+    entry = ledger.entries[STATES.name]
+    assert (type(entry.first), entry.first, entry.newest) == (float, 16.0, None)
+    assert "16" in str(ledger)
+    assert "not predicted" not in ledger.plot().sentence
+
+
+def test_a_number_that_python_does_not_write_is_none() -> None:
+    assert "yours is one with more than thirty digits (int)" in str(STATES.judge(10**5000, FOUND))
+
+
+def test_an_answer_that_thinking_gives_is_right_too() -> None:
+    question = Question("FOUND and more", {"The wrong one.": 14.0}, "Think.", 0.02, answer=12.0)
+    assert str(question.judge(12.1, FOUND)) == "Right. You predicted 12.1, it is 15.98: 24.3% too low."
+    assert question.judge(16, FOUND).passed is True
+    assert str(question.judge(14, FOUND)).endswith("The wrong one.")
+    assert Question("FOUND", {}, "Think.").judge(12.1, FOUND).passed is False
 
 
 def test_where_nothing_is_found_only_nothing_is_right() -> None:

@@ -42,12 +42,21 @@ def test_flops_ratio_is_what_the_counter_finds(here: Setup) -> None:
 @SETUPS
 def test_flops_ratio_where_the_counter_sees_fused_attention(here: Setup) -> None:
     """On a GPU: two products of the scores' size in forward, five in backward, two more when the block runs again."""
-    there = replace(here, device=torch.device("cuda"))
-    question = checkpointing.flops_ratio(there)
-    step = 72 * here.hidden + 14 * here.seq_len
-    assert_diagnoses(question, 1 + (16 * here.hidden + 4 * here.seq_len) / step, right=1 + 2 / 9)
-    to_the_end = 1 + (24 * here.hidden + 4 * here.seq_len) / step
-    assert next(iter(question.mistakes.values())) == pytest.approx(to_the_end)
+    assert_flops_ratio_on_a_gpu(here)
+
+
+@pytest.mark.parametrize("seq_len", [768, 1024, 4096, 65536])
+def test_flops_ratio_on_a_gpu_with_a_long_text(seq_len: int) -> None:
+    """There attention weighs more than all projections, and 1 + 2/9 stays what was asked for."""
+    assert_flops_ratio_on_a_gpu(replace(DEFAULTS, seq_len=seq_len))
+
+
+def assert_flops_ratio_on_a_gpu(here: Setup) -> None:
+    question = checkpointing.flops_ratio(replace(here, device=torch.device("cuda")))
+    found = 1 + (16 * here.hidden + 4 * here.seq_len) / (72 * here.hidden + 14 * here.seq_len)
+    assert_diagnoses(question, found)
+    assert_diagnoses(question, found, right=1 + 2 / 9)
+    assert "PyTorch stops at the last tensor" in str(question.judge(4 / 3, found))
 
 
 @SETUPS

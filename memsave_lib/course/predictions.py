@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 
 from memsave_lib import plots
-from memsave_lib.course.checks import Verdict, right, wrong
+from memsave_lib.course.checks import Verdict, right, shown, wrong
 
 NOT_PREDICTED = Verdict(None, "Not tried yet: replace None by your number, then run this cell again.")
 
@@ -28,22 +28,26 @@ class Question:
         mistakes: why one may come to a wrong number -> that number. The reason says what is missing, in a sentence.
         hint: what to think of when no mistake explains the prediction, in a sentence.
         within: relative error up to which a prediction is right.
+        answer: what is right too, where the measurement counts more than was asked for; None where it does not.
     """
 
     name: str
     mistakes: Mapping[str, float]
     hint: str
     within: float = 0.02
+    answer: float | None = None
 
     def judge(self, predicted: float | None, found: float) -> Verdict:
         """What to say to ``predicted``, None for an untouched stub, when ``found`` is what was measured."""
         if predicted is None:
             return NOT_PREDICTED
-        if not _is_number(predicted):
-            return wrong(f"A prediction is a number such as 2.5; yours is {predicted!r} ({type(predicted).__name__}).")
-        if self._meets(predicted, found):
+        value = _as_float(predicted)
+        if value is None:
+            return wrong(f"A prediction is a number such as 2.5; yours is {shown(predicted)}.")
+        predicted, found = value, float(found)
+        if self._meets(predicted, found) or (self.answer is not None and self._meets(predicted, self.answer)):
             return right(f"{self._compared(predicted, found)}.")
-        return wrong(f"{self._compared(predicted, found)}. {self._reason(predicted)}")
+        return wrong(f"{self._compared(predicted, found)}. {self._reason(predicted, found)}")
 
     def _compared(self, predicted: float, found: float) -> str:
         said = f"You predicted {number(predicted)}, it is {number(found)}"
@@ -55,9 +59,15 @@ class Question:
         error = abs(relative_error(predicted, found))
         return f"{said}: {f'{error:.1%}' if error >= 0.0005 else 'less than 0.1%'} too {way}"
 
-    def _reason(self, predicted: float) -> str:
+    def _reason(self, predicted: float, found: float) -> str:
         reason = min(self.mistakes, key=lambda reason: abs(self.mistakes[reason] - predicted), default=None)
-        return reason if reason is not None and self._meets(predicted, self.mistakes[reason]) else self.hint
+        if reason is not None and self._meets(predicted, self.mistakes[reason]):
+            return reason
+        if found and self._meets(predicted, 100 * found):
+            return "That is a hundred times as much: per cent, where the number itself is asked for?"
+        if found and self._meets(100 * predicted, found):
+            return "That is a hundredth: a fraction, where per cent are asked for?"
+        return self.hint
 
     def _meets(self, predicted: float, value: float) -> bool:
         return abs(predicted - value) <= self.within * abs(value)
@@ -88,7 +98,7 @@ class Ledger:
             found: the number measured or computed.
         """
         verdict = question.judge(predicted, found)
-        newest = predicted if _is_number(predicted) else None
+        newest = _as_float(predicted)
         before = self.entries.get(question.name)
         first = newest if before is None or before.first is None else before.first
         self.entries[question.name] = Entry(question.name, found, first, newest)
@@ -115,8 +125,22 @@ class Ledger:
         )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _as_float(value: object) -> float | None:
+    """The number as a float; None if it is no number, or no finite one."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return None
+    return as_float if math.isfinite(as_float) else None
+
+
+def apart_from(answer: float, within: float, mistakes: Mapping[str, float]) -> dict[str, float]:
+    """The mistakes that are more than ``within`` from the answer, and a little, since it may be a few crumbs off."""
+    return {
+        reason: number for reason, number in mistakes.items() if abs(relative_error(number, answer)) > 1.05 * within
+    }
 
 
 def relative_error(predicted: float, found: float) -> float:

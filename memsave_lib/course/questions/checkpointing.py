@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from memsave_lib.course.env import Setup
-from memsave_lib.course.predictions import Question
+from memsave_lib.course.predictions import Question, apart_from
 
 
 def flops_ratio(here: Setup) -> Question:
     """FLOPs of a step with every block checkpointed, relative to one that keeps all.
 
-    In units of ``sbh*h`` a block's forward takes 24 in its projections, 8 of them in the last. On a GPU the counter
-    sees fused attention too: two products of ``2*s`` a token and channel in forward, five in backward.
+    Matrix products with weights are asked for. On a GPU the counter sees fused attention too, so what it finds is a
+    little more.
     """
-    core = 4 * here.seq_len / here.hidden if here.device.type == "cuda" else 0
-    forward, down = 24 + core, 8
-    step = 3 * 24 + 3.5 * core
+    # In units of sbh*h a block's forward takes 24 in its projections, 8 of them in the last.
+    forward, down = 24, 8
+    step = 3 * forward
+    answer = 1 + (forward - down) / step
+    found = answer
+    if here.device.type == "cuda":
+        # Two products of 2*s a token and channel in forward, five in backward.
+        core = 4 * here.seq_len / here.hidden
+        found = 1 + (forward - down + core) / (step + 3.5 * core)
+    within = 0.015
+    mistakes = {
+        "You run each block again to its end. PyTorch stops at the last tensor that backward needs: which product "
+        "lies behind that?": 1 + forward / step,
+        "You leave out one of four matrix products as if they were equal. The down-projection has 8h² of 24h².": (
+            1 + 0.75 * forward / step
+        ),
+        "This is the price relative to backward. A step has a forward, too: three forwards together.": (
+            1 + forward / (step - forward)
+        ),
+        "You run whole steps twice. Only forward runs again; backward, twice as expensive, runs once.": 2.0,
+        "This is what comes on top; asked is the whole step, relative to one that keeps all.": (forward - down) / step,
+        "Forward and backward run as before, but each block runs once more in between.": 1.0,
+    }
     return Question(
         name="FLOPs of full checkpointing, times",
-        mistakes={
-            "You run each block again to its end. PyTorch stops at the last tensor that backward needs: which product "
-            "lies behind that?": 1 + forward / step,
-            "You leave out one of four matrix products as if they were equal. The down-projection has 8h² of 24h².": (
-                1 + (forward - 0.25 * 24) / step
-            ),
-            "This is the price relative to backward. A step has a forward, too: three forwards together.": (
-                1 + forward / (step - forward)
-            ),
-            "You run whole steps twice. Only forward runs again; backward, twice as expensive, runs once.": 2.0,
-            "This is what comes on top; asked is the whole step, relative to one that keeps all.": (
-                (forward - down) / step
-            ),
-            "Forward and backward run as before, but each block runs once more in between.": 1.0,
-        },
+        mistakes=apart_from(found, within, mistakes),
         hint="Count forwards: keep-all takes three, one of them forward, two backward. What runs again, and how far?",
-        within=0.015,
+        within=within,
+        answer=answer,
     )
 
 

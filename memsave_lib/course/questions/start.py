@@ -6,9 +6,7 @@ with a short text the peak itself is hardly more than what stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from memsave_lib.course.predictions import Question, relative_error
+from memsave_lib.course.predictions import Question, apart_from
 
 #: Parameters, gradients, and AdamW's two averages of each gradient.
 STAYS = 4
@@ -33,7 +31,7 @@ def first_peak(found: float) -> Question:
     }
     return Question(
         "peak of the first step, in parameters",
-        _apart_from(found, within, mistakes),
+        apart_from(found, within, mistakes),
         "Gradients and each of AdamW's two averages have the size of the parameters; what forward keeps for backward "
         "grows with the batch, and can be many times as much.",
         within,
@@ -59,14 +57,7 @@ def after_the_step(peak: float) -> Question:
     }
     return Question(
         "what stays after the step, in parameters",
-        _apart_from(STAYS, within, mistakes),
+        apart_from(STAYS, within, mistakes),
         "Activations are gone; count what the next step starts with, each as large as the parameters.",
         within,
     )
-
-
-def _apart_from(answer: float, within: float, mistakes: Mapping[str, float]) -> dict[str, float]:
-    """The mistakes that are more than ``within`` from the answer, and a little, since it may be a few crumbs off."""
-    return {
-        reason: number for reason, number in mistakes.items() if abs(relative_error(number, answer)) > 1.05 * within
-    }
