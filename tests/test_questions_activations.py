@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import memsave_lib as ms
 from memsave_lib.course.env import Setup
-from memsave_lib.course.questions import activations
+from memsave_lib.course.questions import activations, checkpointing, selective
 from tests.asking import assert_diagnoses
 from tests.helpers import saved_bytes
 from tests.test_checks import DEFAULTS, ODD, SETUPS, SMALLEST
@@ -31,6 +33,9 @@ def test_a_block_saves_sixteen_hidden_states(here: Setup) -> None:
         (17, "the block's own output belongs to whoever reads it next"),
         (24, "tensor parallelism"),
         (34, "2sbh for masks of dropout"),
+        (14, "which are three, as one hidden state, or left out the inputs of both LayerNorms"),
+        (12, "Or what attention keeps: queries, keys, values and its output"),
+        (18, "Perhaps you counted the two additions"),
         (1, "the input alone"),
     ],
 )
@@ -54,3 +59,9 @@ def test_four_tensors_of_the_logits_size_meet_at_the_loss(here: Setup) -> None:
     assert found == pytest.approx(4, rel=0.001)
     assert_diagnoses(activations.logits_at_the_loss(), found, right=4)
     assert "out holds them" in str(activations.logits_at_the_loss().judge(3, found))
+
+
+@pytest.mark.parametrize("question", [activations.block_saves, selective.free_share, checkpointing.flops_ratio])
+def test_what_help_shows_of_a_question_is_not_its_answer(question: Callable[..., object]) -> None:
+    for answer in ("sixteen", "16", "outputs", "GELU", "24", "8 of", "six "):
+        assert answer not in question.__doc__

@@ -92,6 +92,16 @@ def test_free_share(here: Setup) -> None:
     assert_diagnoses(selective.free_share(here), 100 * free / sum(terms.values()), right=37.5)
 
 
+def test_one_hidden_state_too_many_is_not_always_the_same() -> None:
+    said = str(selective.free_share(DEFAULTS).judge(43.75, 37.4))
+    assert "Perhaps the second LayerNorm's input" in said and "attention's output" in said
+
+
+@pytest.mark.parametrize(("predicted", "reason"), [(2.35, "not in per cent: 80/34"), (2.39, "You forgot the heads")])
+def test_core_share_tells_two_near_mistakes_apart(predicted: float, reason: str) -> None:
+    assert reason in str(selective.core_share().judge(predicted, 70.2))
+
+
 def test_core_share() -> None:
     gpt3 = BlockShape(1, *selective.GPT3, attention="math", dtype="bfloat16", dropout=0.1, device="cuda")
     core = 1 - formulas.block_saved_bytes(gpt3, ("attention",)) / formulas.block_saved_bytes(gpt3)

@@ -6,7 +6,8 @@ from memsave_lib.course.predictions import Question
 
 
 def block_saves() -> Question:
-    """How many hidden states one block with fused attention keeps for backward: sixteen and crumbs, at every size."""
+    """How many hidden states one block with fused attention keeps for backward."""
+    # Sixteen and crumbs, at every size.
     return Question(
         "hidden states that a block saves",
         {
@@ -14,14 +15,16 @@ def block_saves() -> Question:
             "in the table of section 1 what each of them keeps.": 1,
             "You counted the two wide tensors as one hidden state each; GELU's input and the input of the projection "
             "behind it are four hidden states wide.": 10,
-            "You left out one of the two wide tensors: GELU keeps its input, and the projection behind it keeps GELU's "
-            "output. Each is four hidden states wide.": 12,
-            "You left out queries, keys and values: fused attention keeps all three.": 13,
-            "You counted queries, keys and values as one hidden state; they are three.": 14,
+            "Four are missing. Perhaps one of the two wide tensors: GELU keeps its input, and the projection behind it "
+            "keeps GELU's output, each four hidden states wide. Or what attention keeps: queries, keys, values and its "
+            "output.": 12,
+            "Three are missing. Perhaps queries, keys and values: fused attention keeps all three.": 13,
+            "Two are missing. Perhaps you counted queries, keys and values, which are three, as one hidden state, or "
+            "left out the inputs of both LayerNorms.": 14,
             "You are one short: each LayerNorm keeps its input, and the projection behind each keeps its own.": 15,
             "You are one too high. The output of attention is also the input of the projection behind it, one storage; "
             "and the block's own output belongs to whoever reads it next.": 17,
-            "You are two too high: the two additions keep nothing.": 18,
+            "You are two too high. Perhaps you counted the two additions: they keep nothing.": 18,
             "That is Hugging Face's GPT-2: it writes GELU as single operations, which keep twelve more; here it is "
             "one operation.": 28,
             "That is the 24 of Korthikanti's sbh(10 + 24/t): bytes, at 2 an element, which tensor parallelism "

@@ -11,7 +11,8 @@ GPT3 = (2048, 12288, 96)
 
 
 def free_share(here: Setup) -> Question:
-    """Per cent of a block's saved bytes behind no matrix product: both LayerNorms' outputs and GELU's."""
+    """Per cent of a block's saved bytes behind no matrix product."""
+    # Both LayerNorms' outputs and GELU's: six of sixteen hidden states.
     shape = BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
     units = 100 * shape.checkpoint_bytes / block_saved_bytes(shape)
     return Question(
@@ -21,8 +22,11 @@ def free_share(here: Setup) -> Question:
             "You left out GELU: its output is four hidden states wide.": 2 * units,
             "You counted one LayerNorm; a block has two.": 5 * units,
             "You counted GELU's output as one hidden state wide. It is four.": 3 * units,
-            "You counted GELU's input too: it comes from a matrix product, the up-projection.": 10 * units,
-            "You counted the second LayerNorm's input too: it lies behind the attention's projection.": 7 * units,
+            "Four hidden states too many. Perhaps GELU's input: it comes from a matrix product, the up-projection.": (
+                10 * units
+            ),
+            "One hidden state too many. Perhaps the second LayerNorm's input, which lies behind the attention's "
+            "projection, or attention's output, which is a matrix product's.": 7 * units,
             "These are units of one hidden state; asked are per cent of the block's sixteen.": 6.0,
             "This is the share as a fraction; asked are per cent.": 0.06 * units,
         },
@@ -44,6 +48,8 @@ def core_share() -> Question:
             "This is the core relative to the rest: 5as/h against 34. Asked is its share of both together.": (
                 100 * 5 * heads * seq_len / hidden / 34
             ),
+            "This is the core relative to the rest, not in per cent: 80/34. Asked is its share of both together, times "
+            "100.": 5 * heads * seq_len / hidden / 34,
             "You counted the scores once, 2 bytes each; the mask takes 1 more, the weights after dropout 2.": (
                 _share(2 * heads * seq_len / hidden, 34)
             ),
