@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 import memsave_lib as ms
 from helpers import build_input, build_stack
 from memsave_lib import fake, planner, profiling
-from memsave_lib.course.costs import stack_costs, stack_model_costs
+from memsave_lib.course.costs import prices_to_recompute, stack_costs, stack_model_costs
 from memsave_lib.devices import Device
+from memsave_lib.flops import count_flops
 from memsave_lib.formulas import BlockShape, block_saved_bytes
 
 SHAPES = {
@@ -80,3 +82,27 @@ def test_attention_that_is_written_out_is_refused():
 def test_the_loss_is_an_argument():
     shape = SHAPES["two heads"]
     assert stack_model_costs(shape, 3, "square").turn > stack_model_costs(shape, 3, "sum").turn
+
+
+def test_prices_are_of_all_that_a_block_saves_but_its_input_and_numbers_a_row():
+    s, b, h, a = 24, 2, 32, 2
+    prices = prices_to_recompute(BlockShape(b, s, h, a))
+    units = {name: size / (4 * s * b * h) for name, size, _ in prices}
+    assert units == {
+        "LayerNorm outputs": 2,
+        "queries, keys, values": 3,
+        "attention output": 1,
+        "second LayerNorm's input": 1,
+        "GELU input": 4,
+        "GELU output": 4,
+    }
+    assert sum(size for _, size, _ in prices) == 60 * s * b * h
+    assert block_saved_bytes(BlockShape(b, s, h, a)) == 64 * s * b * h + 16 * s * b + 4 * a * s * b
+
+
+def test_prices_are_the_products_of_a_forward_but_the_last():
+    """Counted: a block with attention written out, whose products the counter sees, less its down-projection."""
+    s, b, h = 24, 2, 32
+    block, x = ms.TransformerBlock(h, 2, attention="math"), torch.randn(b, s, h)
+    prices = [flops for _, _, flops in prices_to_recompute(BlockShape(b, s, h, 2))]
+    assert sum(prices) == count_flops(lambda: block(x)) - 2 * s * b * h * 4 * h

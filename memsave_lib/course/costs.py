@@ -14,6 +14,7 @@ from memsave_lib.formulas import (
     block_flops,
     block_saved_bytes,
     block_storages,
+    block_terms,
     llama_block_terms,
     stack_forecast,
     stack_parameter_bytes,
@@ -31,6 +32,26 @@ def saved_storages(shape: BlockShape) -> tuple[int, ...]:
     if shape.attention != "sdpa" or shape.dropout or shape.autocast:
         raise ValueError(f"the storages are listed for attention='sdpa', dropout 0 and no autocast only, got {shape}")
     return block_storages(shape)
+
+
+def prices_to_recompute(shape: BlockShape) -> list[tuple[str, int, int]]:
+    """What each kind of tensor in a block saves, and the FLOPs of matrix products that make it again.
+
+    Its neighbors being there: queries, keys and values come from the LayerNorm's output by one product, say. The
+    block's own input has no price inside the block, so it is not listed; nor are statistics and the log-sum-exp.
+
+    Returns:
+        (name, bytes, FLOPs), in the order in which a block computes them.
+    """
+    terms, tokens, h = block_terms(shape), shape.batch * shape.seq_len, shape.hidden
+    return [
+        ("LayerNorm outputs", terms["QKV input"] + terms["up-projection input"], 0),
+        ("queries, keys, values", terms["queries, keys, values"], 6 * h * h * tokens),
+        ("attention output", terms["attention output"], 4 * shape.seq_len * h * tokens),
+        ("second LayerNorm's input", terms["norm 2 input"], 2 * h * h * tokens),
+        ("GELU input", terms["GELU input"], 2 * h * shape.ffn * tokens),
+        ("GELU output", terms["down-projection input"], 0),
+    ]
 
 
 def paper_costs(shape: BlockShape, min_bytes: int = MIN_BYTES) -> BlockCosts:
