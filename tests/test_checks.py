@@ -207,6 +207,7 @@ WRONG_SAVED_BYTES = {
     "This is one block": lambda b, s, h, a, n: solution(b, s, h, a, 1),
     "This is one sequence": lambda b, s, h, a, n: solution(1, s, h, a, n),
     "2 bytes an element": lambda b, s, h, a, n: solution(b, s, h, a, n) // 2,
+    "Those are the elements of sixteen hidden states a block": lambda b, s, h, a, n: 16 * b * s * h * n,
     "You are low by exactly 4asb: the log-sum-exp of each block.": lambda b, s, h, a, n: (
         n * (64 * s * b * h + 16 * s * b)
     ),

@@ -114,9 +114,9 @@ def test_the_ledger_keeps_the_first_prediction_and_the_newest() -> None:
     ledger.check(peak, 4, 8)
     ledger.check(peak, None, 8)
     assert str(ledger) == (
-        "                                       first      newest       found     error\n"
-        "hidden states that a block saves          12          16       15.98     +0.1%\n"
-        "peak, times the parameters                 4           -           8         -"
+        "                                       first      newest       found  newest is off by\n"
+        "hidden states that a block saves          12          16       15.98             +0.1%\n"
+        "peak, times the parameters                 4           -           8                 -"
     )
     assert ledger.plot().sentence == (
         "1 of 2 numbers predicted. hidden states that a block saves: 1.00 times; "

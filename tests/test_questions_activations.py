@@ -31,7 +31,7 @@ def test_a_block_saves_sixteen_hidden_states(here: Setup) -> None:
         (12, "GELU keeps its input, and the projection behind it"),
         (13, "queries, keys and values"),
         (17, "the block's own output belongs to whoever reads it next"),
-        (24, "tensor parallelism"),
+        (24, "of which 24 are what several GPUs may share"),
         (34, "2sbh for masks of dropout"),
         (14, "which are three, as one hidden state, or left out the inputs of both LayerNorms"),
         (12, "Or what attention keeps: queries, keys, values and its output"),

@@ -190,6 +190,10 @@ def _scaled(cases: Sequence[StackCase]) -> dict[str, list[int]]:
         "This is one block; the stack has n_layers of them.": [case.saved_bytes // case.n_layers for case in cases],
         "This is one sequence; the batch has several.": [case.saved_bytes // case.batch for case in cases],
         "You counted 2 bytes an element; a float32 has 4.": [case.saved_bytes // 2 for case in cases],
+        "Those are the elements of sixteen hidden states a block: a float32 has 4 bytes. And two small terms are "
+        "missing, the statistics of LayerNorms and of attention.": [
+            16 * case.seq_len * case.batch * case.hidden * case.n_layers for case in cases
+        ],
     }
 
 

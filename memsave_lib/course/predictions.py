@@ -109,13 +109,14 @@ class Ledger:
         if not self.entries:
             return "No prediction has been asked for yet: run the cells above."
         names = max(len(entry.name) for entry in self.entries.values())
-        rows = [f"{'':<{names}}{'first':>12}{'newest':>12}{'found':>12}{'error':>10}"]
+        rows = [f"{'':<{names}}{'first':>12}{'newest':>12}{'found':>12}{'newest is off by':>18}"]
         for entry in self.entries.values():
             cells = [number(value) if value is not None else "-" for value in (entry.first, entry.newest, entry.found)]
             error = "-"
             if entry.newest is not None and entry.found:
-                error = f"{relative_error(entry.newest, entry.found):+.1%}"
-            rows.append(f"{entry.name:<{names}}" + "".join(f"{cell:>12}" for cell in cells) + f"{error:>10}")
+                off = relative_error(entry.newest, entry.found)
+                error = f"{off:+.1%}" if abs(off) >= 0.0005 else "0.0%"
+            rows.append(f"{entry.name:<{names}}" + "".join(f"{cell:>12}" for cell in cells) + f"{error:>18}")
         return "\n".join(rows)
 
     def plot(self) -> plots.Shown:

@@ -136,7 +136,8 @@ print(f"{model.num_parameters():,} parameters take {human_bytes(weights)}. Their
 
 # %% [markdown]
 # **Measure.** `MemoryMeter` watches whatever runs inside its `with`: it notes each tensor that appears or vanishes,
-# in bytes. What you have here is a plain training loop; the meter changes nothing in it.
+# in bytes. Of what was there before it counts the tensors of model and optimizer. This is a plain training loop; the
+# meter changes nothing in it.
 
 # %%
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -158,9 +159,10 @@ print("loss of each step:", ", ".join(f"{value:.2f}" for value in losses))
 # moment.
 #
 # **Predict** that of the first step, which runs the model forward, computes gradients backward, and lets the optimizer
-# AdamW change the weights. At its fullest moment, how many times the bytes of the parameters are alive? Put your number
-# in place of `None`, then run the cell: it compares, and says what is missing. The `ledger` remembers your first
-# prediction of each number, and the newest. A wrong one teaches more than none.
+# AdamW change the weights. At its fullest moment, how many times the bytes of the parameters are alive? (20 % off is
+# near enough.) Put your number in place of `None`, then run the cell: it compares, and says what is missing. The `ledger` remembers your first
+# prediction of each number, and the newest. A wrong one teaches more than none. (Where **Predict** is bold, the next cell
+# has a place for your number. Questions in italics are for you and a sheet of paper.)
 
 # %%
 # Exercise: difficulty 1 of 3, 2 minutes. For: knowing how much more a step takes than the model.
@@ -175,9 +177,9 @@ peak_times = 1 + max(activations, update) / weights
 # </exercise>
 first = traces[0]
 times = first.peak_bytes / weights
+print(ledger.check(start.first_peak(times), peak_times, times))
 print(f"Parameters: {human_bytes(weights)}. Peak of the first step: {human_bytes(first.peak_bytes)}.")
 print(f"The peak was in {first.peak_at}.")
-print(ledger.check(start.first_peak(times), peak_times, times))
 
 # %% [markdown]
 # A place is a phase of the step, a module if one is at work, and an operation. `log_softmax` in its name means the
@@ -212,8 +214,8 @@ stays_times = None  # your number: times the bytes of the parameters
 stays_times = 4
 # </exercise>
 between = sum(first.at_end.values()) / weights
-print(f"After the step {human_bytes(sum(first.at_end.values()))} stay alive.")
 print(ledger.check(start.after_the_step(times), stays_times, between))
+print(f"After the step {human_bytes(sum(first.at_end.values()))} stay alive.")
 
 # %% [markdown]
 # <details><summary>Hint</summary>

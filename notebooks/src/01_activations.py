@@ -62,7 +62,7 @@ print("W is frozen:", saved_for_backward(lambda x, W: x @ W, x=x, W=W), sep="\n"
 # and `x` is dropped. Autograd keeps what a derivative mentions, nothing else.
 #
 # `saved_for_backward` listens with a *saved-tensor hook*, which gets every tensor that an operation keeps. Now the
-# operations of a transformer block, in units of one hidden state (the size of `x`). *One of the seven keeps nothing.
+# operations of a transformer block, in units of one hidden state (the size of `x`). *One of the eight keeps nothing.
 # Which?*
 
 # %%
@@ -74,6 +74,7 @@ survey = {
     "GELU": saved_for_backward(nn.functional.gelu, input=x),
     "LayerNorm": saved_for_backward(nn.LayerNorm(here.hidden, device=here.device), input=x),
     "softmax": saved_for_backward(lambda x: x.softmax(-1), x=x),
+    "log_softmax": saved_for_backward(lambda x: x.log_softmax(-1), x=x),
     "dropout": saved_for_backward(lambda x: nn.functional.dropout(x, 0.1), x=x),
     "attention": saved_for_backward(nn.functional.scaled_dot_product_attention, query=q, key=k, value=v),
     "add": saved_for_backward(lambda x, y: x + y, x=x, y=y),
@@ -82,7 +83,7 @@ print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbyte
 
 # %% [markdown]
 # - *add* keeps nothing: the gradient passes through it unchanged. Residual connections are free.
-# - *GELU* keeps its input. *Softmax* keeps its output instead: its derivative is written with that.
+# - *GELU* keeps its input. *Softmax* and *log_softmax* keep their outputs: their derivatives are written with these.
 # - *LayerNorm* keeps its input and two numbers for each position: mean and 1 / deviation.
 # - *dropout* keeps which elements it dropped, a CPU as floats, a GPU as one byte each.
 # - *attention*, PyTorch's fused kernel, keeps queries, keys, values and its output, but no scores: one number a row,
@@ -95,15 +96,14 @@ print(saved_table(survey, unit_bytes=x.nbytes), f"One unit: {human_bytes(x.nbyte
 # projection to four times the width, GELU, a projection back, add. Some tensors have two users: the output of
 # attention is also the input of the projection behind it. One storage, counted once.
 #
-# **Predict**: how many hidden states does one block save? *And by how many bytes is a formula off that was written on
-# paper?*
+# **Predict**: how many hidden states does one block save, statistics left out?
 
 
 # %%
 # Exercise: difficulty 2 of 3, 4 minutes. For: telling what a block keeps, and what it does not.
 # <exercise>
 # <stub>
-hidden_states = None  # your number, crumbs left out
+hidden_states = None  # your number
 # <solution>
 hidden_states = 2 * (1 + 1) + 3 + 1 + 4 + 4
 # </exercise>
@@ -138,15 +138,15 @@ ms.plots.block_terms(ms.formulas.block_terms(shape), unit_bytes=shape.checkpoint
 #
 # </details>
 #
-# With `s` positions, `b` sequences, `h` for hidden, `a` heads and 4 bytes an element the tensors take `64sbh`. The
-# crumbs are `16sb` for the statistics of two LayerNorms, and `4asb` for the log-sum-exp. Bytes have no noise: a
-# difference means that a tensor is missing from your list. (Proven on CPUs; a GPU's kernels may keep a few bytes more.)
+# With `s` positions, `b` sequences, `h` for hidden, `a` heads and 4 bytes an element the tensors take `64sbh`. What is
+# left are crumbs: `16sb` for the statistics of two LayerNorms, and `4asb` for the log-sum-exp. Bytes have no noise: a
+# difference is a missing tensor. (Proven on CPUs; a GPU's kernels may keep a few bytes more.)
 #
 # ## 3. Twice the sequence
 #
 # *What happens to these bytes when `seq_len` doubles?* Three blocks: fused attention; the same attention written out
 # (`"math"`), which keeps its matrix of scores; and fused attention with a little dropout. *Which of them more than
-# double?* (Rings are measurements, lines the formula.)
+# double?* (Large open markers: measured.)
 
 # %%
 blocks = {"fused": {}, "math": {"attention": "math"}, "fused, dropout 0.1": {"dropout": 0.1}}
@@ -167,14 +167,15 @@ ms.plots.bytes_against("seq_len", curves, found)
 # What grows beyond twice is quadratic; the last number is its bytes for each score. Fused: none. Written out: 4, one
 # float, the scores after softmax.
 #
-# The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It falls back to the written-out
-# version without a word, and keeps three matrices: weights, mask, and their product. Hugging Face's GPT-2 has dropout
+# The third line is the surprise. On a CPU, PyTorch's fused kernel cannot do dropout. It silently falls back to the
+# written-out version, and keeps three matrices: weights, mask, and their product. Hugging Face's GPT-2 has dropout
 # 0.1 by default. (Fused kernels on a GPU draw their own mask: 0.) In this course dropout is 0 unless a section is about
 # it.
 #
 # ## 4. The whole step
 #
-# Now the small GPT-2 of notebook 00, for several steps. *Where is the peak: in forward, backward, or the optimizer?* And
+# Now the small GPT-2 of notebook 00, for several steps. (Its blocks save 28 hidden states, not 16: Hugging Face writes
+# GELU out in single operations.) *Where is the peak: in forward, backward, or the optimizer?* And
 # what does the second step hold that the first did not?
 
 # %%
@@ -211,7 +212,7 @@ ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="even
 # %% [markdown]
 # **Forward climbs**: block after block lays its saved activations on the pile. **Backward descends**: each block, the
 # last first, consumes what it saved and leaves gradients. In its first `step()` the **optimizer** creates two averages
-# of each gradient; every later step stands on them.
+# of each gradient; every later step stands on them. (The third: gradients of the first step, not yet cleared.)
 #
 # Activations are highest where forward turns into backward. With enough tokens the peak is there too, in the loss
 # (*log_softmax*). With few, gradients and optimizer weigh more, and the peak moves towards the end of the step.
@@ -219,9 +220,9 @@ ms.plots.memory_timeline({"first step": first, "second step": later[0]}, x="even
 # ### Your turn: the lab
 #
 # *Your blocks alone, without loss and optimizer. From which `seq_len` on does attention, written out (`math`), save more than
-# all the rest together?* **Predict** it with section 3's 4*as*²*b* and 64*sbh*; a head is 64 wide here. The lab draws
+# all the rest together?* Work it out with section 3's 4*as*²*b* and 64*sbh*; a head is 64 wide here. The lab draws
 # the memory of the whole step at once, dashed, and beside it a curve over `seq_len`. *Run* fills the outline with a
-# real step; earlier runs stay, in grey.
+# real step; earlier runs stay, in grey. (Blocks are counted from 0.)
 
 # %%
 lab = labs.activations_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.device)
@@ -267,10 +268,10 @@ tensors = 4
 deleted, alive = at_loss.values()
 others = alive.saved_bytes - logits
 moments = alive.frame().query("op == '_log_softmax_backward_data'")
-meet = round((moments["total"].max() - alive.at_peak["parameter"] - others) / logits, 2)
+meet = round((moments["total"].max() - alive.at_peak["parameter"] - others) / logits, 2)  # what else is alive
 print(ledger.check(questions.logits_at_the_loss(), tensors, meet))
 print(f"Logits, 4bsV: {human_bytes(logits)}. All else that forward saved, every block: {human_bytes(others)}.")
-print(f"Ratio of {meet:.0f} times the logits to that: {meet * logits / others:.1f}. Peak in {alive.peak_at}.")
+print(f"{meet:.0f} times the logits / all else: {meet * logits / others:.1f}. Peak in {alive.peak_at}.")
 print(f"With out deleted it is lower by {(alive.peak_bytes - deleted.peak_bytes) / logits:.2f} times the logits.")
 ms.plots.bytes_by_category({"1,024 tokens": first.at_peak} | {name: trace.at_peak for name, trace in at_loss.items()})
 
@@ -285,17 +286,18 @@ ms.plots.bytes_by_category({"1,024 tokens": first.at_peak} | {name: trace.at_pea
 #
 # <!-- solution -->
 #
-# The logits, which `out` holds; their log-probabilities, which are saved for backward; and the gradients of both.
+# The logits, which `out` holds; their log-probabilities, which `log_softmax` has saved; the gradient of these, which
+# comes in; and the gradient of the logits, which goes out to the head's product.
 #
 # </details>
 #
 # With a ratio above 1 the loss outweighs all blocks together. One `del out` gives one of the four back. Strategies
-# for *blocks* cannot help there: always ask first where the peak is.
+# for *blocks* cannot help there: ask first where the peak is.
 #
 # ## 5. Measuring honestly
 #
 # *What is the peak of a training step?* The truth is that of a step in the middle of training, which starts without
-# gradients. Two numbers that people report instead: too low or too high?
+# gradients. Two that people report instead: too low or too high?
 
 # %%
 truth = later[-1]
@@ -328,10 +330,10 @@ for name, read in {"loss.item()": torch.Tensor.item, "loss": lambda loss: loss}.
     print(f"total += {name:<13}peak {human_bytes(trace.peak_bytes):>10}; left behind: {left:.2f} times the saved bytes")
 
 # %% [markdown]
-# A live loss keeps its graph, and without a backward the graph keeps every saved activation. Each batch adds its own.
+# A live loss keeps its graph, and the graph every saved activation. Each batch adds its own.
 #
 # Last, the counters at hand: the resident memory of the process (RSS), and Python's `tracemalloc`. *Do they see a
-# forward pass?* The same one, twice, beside the bytes of its tensors.
+# forward pass?* The same one, twice:
 
 # %% tags=["nbval-ignore-output"]
 with ms.MemoryMeter(model) as meter:

@@ -52,8 +52,8 @@ print(here)
 # Here is a checkpoint in fifteen lines. Inside an `autograd.Function` PyTorch records nothing: what the block computes in
 # `forward` dies at once. Only `x` is kept. `backward` runs the block again, now recording, and goes back through this graph.
 #
-# **Predict** a number for each of the three ways below. **Measure**: are gradients equal, bit by bit, and does it train
-# the block when the input needs no gradient?
+# *Guess it for each of the three ways below.* **Measure**: are gradients equal, bit by bit, and does it train the block
+# when the input needs no gradient?
 
 
 # %%
@@ -62,16 +62,16 @@ class HandCheckpoint(torch.autograd.Function):
     def forward(ctx, block: nn.Module, x: Tensor) -> Tensor:
         ctx.block = block
         ctx.save_for_backward(x)
-        return block(x)
+        return block(x)  # recorded by nobody
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
         (x,) = ctx.saved_tensors
-        x = x.detach().requires_grad_()
+        x = x.detach().requires_grad_()  # a new graph begins here
         with torch.enable_grad():
             output = ctx.block(x)
-        output.backward(gradient)
-        return None, x.grad
+        output.backward(gradient)  # the weights get theirs by the way
+        return None, x.grad  # one for each argument of forward; a block has none
 
 
 # %%
@@ -88,12 +88,12 @@ for name, run in ways.items():
     gradients[name] = [parameter.grad for parameter in block.parameters()]
     equal = all(map(torch.equal, gradients[name], gradients["keep all"]))
     inputs, anyway = meter.trace.saved_bytes / x.nbytes, run(x).requires_grad
-    print(f"{name:<8} saves {inputs:5.2f} inputs; equal gradients: {equal}; trains anyway: {anyway}")
+    print(f"{name:<8} saves {inputs:5.2f} inputs; equal gradients: {equal}; trains if x needs no gradient: {anyway}")
 
 # %% [markdown]
 # Both checkpoints keep the input and nothing else. By hand there is a trap: autograd sees only `x` go in, no weights.
-# If `x` needs no gradient, as a first block's input often does not, they get none, and no error says so. PyTorch's
-# with `use_reentrant=False` has no such trap: always pass that.
+# If `x` needs no gradient, as a first block's input often does not, nobody calls `backward`, and no error says so.
+# PyTorch's with `use_reentrant=False` has no such trap.
 #
 # ## 2. The saw-tooth
 #
@@ -155,7 +155,7 @@ ms.plots.memory_timeline(traces, x="events")
 #
 # <details><summary>Hint</summary>
 #
-# The highest tooth is the first: the last block is back, and no input has gone yet. Of how many blocks is the input
+# Gradients left out, the highest tooth is the first: the last block is back, and no input has gone yet. Of how many blocks is the input
 # held, and which of these inputs does the live block count as its own?
 #
 # </details>
@@ -173,7 +173,7 @@ ms.plots.memory_timeline(traces, x="events")
 # *One more forward: how much longer is the step?* Backward takes twice the FLOPs of forward, so a step is three forwards.
 # **Predict**: how many times the FLOPs of keep-all does a step take now?
 #
-# FLOPs do not depend on how busy your machine is. (On a CPU the counter sees no fused attention.)
+# (On a CPU the counter sees no fused attention.)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -195,9 +195,9 @@ def step(x: Tensor = x) -> Tensor:
 plain = ms.flops.count_flops(step)
 with ms.apply(stack, ms.FullCheckpoint()):
     checkpointed = ms.flops.count_flops(step)
-print(f"keep all {plain:,} FLOPs, full checkpoint {checkpointed:,}: {checkpointed / plain:.4f} times")
 print(ledger.check(checkpointing.flops_ratio(here), flops_ratio, checkpointed / plain))
-seconds = [ms.measure(step, stack, strategy, repeats=3).step_seconds for strategy in strategies]
+print(f"keep all {plain:,} FLOPs, full checkpoint {checkpointed:,}: {checkpointed / plain:.4f} times")
+seconds = [ms.measure(step, stack, strategy, repeats=1).step_seconds for strategy in strategies]
 print(f"In seconds, on this machine: {seconds[0]:.2f} and {seconds[1]:.2f}, {seconds[1] / seconds[0]:.2f} times.")
 
 # %% [markdown]
@@ -245,8 +245,8 @@ print(f"with dropout at the end of each block: {flops[1] / flops[0]:.4f} times")
 # ## 4. Nothing may change
 #
 # The second run of a block must compute what the first one did. *Dropout throws dice. Which dice does the second run
-# throw?* PyTorch puts the random state back before it recomputes. **Predict**: switch that care off. How many gradients
-# change? Does any shape?
+# throw?* PyTorch puts the random state back before it recomputes. *Switch that care off: how many parameters' gradients change?
+# Does any shape?*
 
 
 # %%
@@ -403,8 +403,8 @@ ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=line, w
 
 # %% [markdown]
 # The line is at *s·b* = 12/16·*h*. (The number found includes biases and crumbs.) Left of it gradients hold the peak,
-# and the curves lie on each other. Right of it keep-all climbs by sixteen units a block, full checkpointing by one, and
-# sixteen for the live one.
+# and the curves lie on each other. Right of it each token adds sixteen units a block to keep-all, but to full
+# checkpointing one a block, and sixteen for the live one.
 #
 # <details><summary>Hint</summary>
 #
@@ -423,8 +423,8 @@ ms.plots.bytes_against("tokens in a step (s·b)", curves, measured, mark=line, w
 # ### Your turn: the lab
 #
 # *Between which two steps of the `seq_len` slider does checkpointing begin to lower the peak, by more than a few KiB?
-# Does `n_layers` move that place?* **Predict**; then switch strategies on either side, and *Run* both: earlier runs
-# stay, in grey.
+# Does `n_layers` move that place?* Then switch strategies on either side, and *Run* both: earlier runs stay, in grey.
+# (The lab's FLOPs count fused attention, too.)
 
 # %%
 lab = labs.checkpointing_lab(here.n_layers, here.hidden, here.heads, here.batch_size, here.seq_len, here.device)
@@ -434,8 +434,8 @@ lab.still()
 lab
 
 # %% [markdown]
-# It is where *s* passes 0.75*h*/*b*, with any `n_layers` above 1: each block brings activations and gradients. Below,
-# the teeth stand on a staircase of gradients.
+# It is where *s* passes 0.75*h*/*b* (by default between 64 and 128), with any `n_layers` above 1: each block brings
+# activations and gradients. Below, the teeth stand on a staircase of gradients.
 #
 # ## 6. A real model: Hugging Face's GPT-2
 #
@@ -478,8 +478,8 @@ print(f"Ours ran {applied.report.block_recomputes} blocks again, in {here.steps 
 # Equal bytes, equal gradients. Beside the blocks' inputs they hold the loss with its log-probabilities: checkpointing
 # blocks does not touch it.
 #
-# *Why `use_cache=False`?* The cache of keys and values is for generating text. **Predict**: a recomputed block writes to
-# it a second time. How long is it then?
+# *Why `use_cache=False`?* The cache of keys and values is for generating text. *A recomputed block writes to it a second
+# time: how long is it then?*
 
 # %%
 from transformers import DynamicCache

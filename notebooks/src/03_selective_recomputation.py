@@ -34,7 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import memsave_lib as ms
 from memsave_lib import formulas, labs
-from memsave_lib.course import puzzle_checks, puzzles, selection_checks
+from memsave_lib.course import costs, puzzle_checks, puzzles, selection_checks
 from memsave_lib.course.env import setup
 from memsave_lib.course.predictions import Ledger
 from memsave_lib.course.questions import selective
@@ -48,10 +48,10 @@ print(here)
 # ## 1. Every k-th block
 #
 # In this course `checkpoint_every=k` means: block *i* is **kept** when *i* is a multiple of *k*, all others are
-# recomputed. With k=1 all are kept. (Beware: elsewhere "to checkpoint a block" means to recompute it.)
+# recomputed. With k=1 all are kept. (Beware: a block that notebook 02 called checkpointed was a *recomputed* one.)
 #
-# *How many bytes are saved for each k?* A kept block costs about sixteen inputs, a recomputed one costs one.
-# **Predict** with pencil and paper, then let the formula do it for every k and measure three of them.
+# *How many bytes are saved for each k?* A kept block costs about sixteen inputs, a recomputed one costs one. Take pencil
+# and paper; then let the formula do it for every k, and measure three of them.
 
 # %%
 shape = formulas.BlockShape(here.batch_size, here.seq_len, here.hidden, here.heads)
@@ -75,15 +75,14 @@ print(f"largest difference to the measurement: {max(abs(predicted[n] - measured[
 ms.plots.bytes_against("checkpoint_every", {"saved": predicted}, {"saved": measured}, mark=k)
 
 # %% [markdown]
-# k keeps *L/k* of *L* blocks, rounded up. From k=1 to k=2 about half of the blocks change sides; later the curve goes down
-# in steps.
+# k keeps *L/k* of *L* blocks, rounded up: from k=1 to k=2 half of them change sides, later few.
 #
 # ### The experiment from the explainer
 #
-# Explainers set this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data; no checkpointing, full,
-# k=2, k=3. Two claims go with it. B4: *recomputing 6 of 12 layers makes backward about 50 % more expensive*. B5: *k=2
-# saves about half of the memory for about 10 % of time*. **Predict**: which claim is right, and which of the four
-# runs is a bad trade?
+# Explainers on the web set this homework: six blocks of width 512, batch 8, 128 tokens, synthetic data; no checkpointing,
+# full, k=2, k=3. Two claims go with it, numbered as in notebook 06. B4: *recomputing 6 of 12 layers makes backward about
+# 50 % more expensive*. B5: *k=2 saves about half of the memory for about 10 % of time*. *Which is right, and which run is
+# a bad trade?*
 
 
 # %% tags=["nbval-ignore-output"]
@@ -121,8 +120,8 @@ display(table.assign(**{column: table[column].map(form) for column, form in form
 experiment.plot()
 
 # %% [markdown]
-# `equal` comes first: loss, every gradient and the random state are those of keep-all, bit by bit. None of the four
-# is a bad trade: each gives back more than the one before it, for more FLOPs.
+# `equal` comes first: loss, every gradient and the random state are those of keep-all. None is a bad trade:
+# in order of FLOPs (none, k=2, k=3, full) each gives back more. (In each the loss saves 4 MiB of its own.)
 #
 # *And the two claims?*
 
@@ -151,8 +150,8 @@ print(
 # ### Your turn: the lab
 #
 # *Some k more than halves the saved bytes. Does some k halve the peak, too: at every `seq_len`, or from which one
-# on?* **Predict**, then move the sliders. *Run* trains a real step, whose memory fills
-# the outline; earlier runs stay, in grey.
+# on?* Then move the sliders. *Run* trains a real step, whose memory fills the outline; earlier runs stay, in grey. (Its
+# FLOPs count fused attention, too.)
 
 # %%
 lab = labs.selective_lab(
@@ -164,15 +163,15 @@ lab.still()
 lab
 
 # %% [markdown]
-# Saved bytes are proportional to `seq_len`; the peak is not. Keep-all's is 12*h*² + 16*sbh* numbers a block, and
-# 24*h*², weights and gradients, stay with any k. So it takes *s·b* > 2.25*h* at the least, and with few blocks more:
+# Saved bytes are proportional to `seq_len`; the peak is not. Keep-all peaks before there are gradients: 12*h*² + 16*sbh*
+# numbers a block. Any k ends with weights and gradients, 24*h*². Half takes *s·b* > 2.25*h*, and with few blocks more:
 # one of them is alive. (With the default parameters: from 1,024 on, with k = 5 and 6.)
 #
 # ## 2. Three meanings of one word
 #
 # *Two people tell their tools "3". How many blocks does each recompute?* Our k **keeps** every k-th block. Hugging Face's
-# `every_n_layers=n` and torchtitan's layer frequency **recompute** every n-th: the first has blocks 0, n, 2n, ..., the
-# second the last block of each group, n-1, 2n-1, .... And what Korthikanti et al. and Megatron call *selective* looks
+# `every_n_layers=n` and an older torchtitan's layer frequency **recompute** every n-th: the first has blocks 0, n, 2n, ...,
+# the second the last block of each group, n-1, 2n-1, .... And what Korthikanti et al. and Megatron call *selective* looks
 # **inside**: every block is kept, but its attention core, softmax(QKᵀ)V, is recomputed.
 
 
@@ -197,13 +196,13 @@ for name, plan in meanings.items():
 ms.plots.plan_picture(meanings)
 
 # %% [markdown]
-# The same number, other blocks, and often other bytes. Before you compare two tools, count their recomputed blocks.
+# One number, often other blocks and other bytes. Before you compare two tools, count their recomputed blocks.
 # (Why Megatron's gives so little back here is the question of section 4.)
 #
 # ### Exercise: one word, many meanings
 #
 # Write the loop that runs a list of blocks as each tool would. `"attention core"` is Korthikanti's:
-# `ms.run(blocks, x, strategy)` helps, and it ignores `n`. For the others PyTorch's `checkpoint` is enough.
+# `ms.run(blocks, x, strategy)` runs it with the strategy above, whatever `n`. For the others PyTorch's `checkpoint` is enough.
 
 
 # %%
@@ -253,24 +252,16 @@ free_per_cent = None  # your number
 # <solution>
 free_per_cent = 37.5
 # </exercise>
-terms = formulas.block_terms(shape)
-tokens, h = here.batch_size * here.seq_len, here.hidden
-rows = [
-    ("LayerNorm outputs", terms["QKV input"] + terms["up-projection input"], 0),
-    ("GELU output", terms["down-projection input"], 0),
-    ("queries, keys, values", terms["queries, keys, values"], 6 * h * h * tokens),
-    ("attention output", terms["attention output"], 4 * here.seq_len * h * tokens),
-    ("second LayerNorm's input", terms["norm 2 input"], 2 * h * h * tokens),
-    ("GELU input", terms["GELU input"], 8 * h * h * tokens),
-]
-found = 100 * (rows[0][1] + rows[1][1]) / sum(terms.values())
-print(ledger.check(selective.free_share(here), free_per_cent, found))
-ms.plots.bytes_per_flop(rows)
+prices = costs.prices_to_recompute(shape)  # name, saved bytes, FLOPs of matrix products to make it again
+free = sum(size for _, size, flops in prices if flops == 0)
+print(ledger.check(selective.free_share(here), free_per_cent, 100 * free / formulas.block_saved_bytes(shape)))
+ms.plots.bytes_per_flop(prices)
 
 # %% [markdown]
-# Six of the sixteen units. (The sixteenth is the block's own input.) Almost nobody uses this.
+# Six of the sixteen units. (The sixteenth, not in the picture, is the block's input.) Almost nobody uses this.
 # `SelectiveOps(("activation", "norm"))` does: it makes small regions, GELU with the down-projection, LayerNorm with the
-# projection behind it. Such a region keeps its input, and early stop ends its second run just before the matrix product.
+# projection behind it, which would save the output. A region keeps its input; early stop ends its second run just
+# before the matrix product.
 #
 # <details><summary>Hint</summary>
 #
@@ -286,7 +277,7 @@ ms.plots.bytes_per_flop(rows)
 #
 # </details>
 #
-# **Predict** the additional FLOPs.
+# *And the additional FLOPs?*
 
 # %%
 keep = ms.measure(step, stack, ms.KeepAll(), repeats=0)
@@ -304,7 +295,7 @@ print(f"given back: {1 - cheap.saved_bytes / keep.saved_bytes:.1%}, for {cheap.s
 #
 # *How much of GPT-3's saved bytes are attention scores?* Written out, attention keeps matrices of *s* × *s* for each head.
 # Korthikanti et al. recompute just this core. **Predict** its share of GPT-3's block: 2,048 tokens, width 12,288, 96 heads.
-# In half precision with dropout each score costs 2 + 1 + 2 bytes, 5*as*²*b* together, and all the rest 34*sbh*. And what is
+# In half precision with dropout each score costs 2 + 1 + 2 bytes, 5*as*²*b* together; all the rest takes 34*sbh*, with masks of two more dropouts. And what is
 # left of it with fused attention (`sdpa`)?
 
 # %%
@@ -320,8 +311,8 @@ for attention in ("math", "sdpa"):
     gpt3 = formulas.BlockShape(1, 2048, 12288, 96, attention=attention, dtype="bfloat16", dropout=0.1, device="cuda")
     whole, rest = formulas.block_saved_bytes(gpt3), formulas.block_saved_bytes(gpt3, ("attention",))
     shares[attention] = 100 * (1 - rest / whole)
-    print(f"GPT-3, {attention}: {human_bytes(whole)} a block, of which the core keeps {shares[attention]:.1f} %")
 print(ledger.check(selective.core_share(), core_per_cent, shares["math"]))
+print("GPT-3's core keeps of a block:", ", ".join(f"{name} {share:.1f} %" for name, share in shares.items()))
 written_out = ms.BlockStack(here.n_layers, here.hidden, here.heads, attention="math").to(here.device)
 for name, model in {"math": written_out, "sdpa": stack}.items():
     for strategy in (ms.KeepAll(), ms.SelectiveOps("attention")):
@@ -331,8 +322,8 @@ for name, model in {"math": written_out, "sdpa": stack}.items():
 
 # %% [markdown]
 # In GPT-3's block with the scores written out, the core is most of it. Fused attention never writes the scores down: it
-# has recomputed its core all along, inside the kernel, and one number a row is left to give back. Here both end at the
-# same bytes. (GPT-3's figures are formulas, for a GPU.)
+# has recomputed its core all along, inside the kernel, and one number a row is left to give back. (GPT-3's
+# figures are formulas, for a GPU.)
 #
 # <details><summary>Hint</summary>
 #
@@ -349,8 +340,8 @@ for name, model in {"math": written_out, "sdpa": stack}.items():
 # </details>
 #
 # PyTorch has a tool of its own for choosing inside a block: *op-level selective checkpointing*, a policy that says of each
-# operation whether its result is saved. *Save every result but the attention core's: how many units?* **Predict**: fewer
-# than keep-all?
+# operation whether its result is saved. *Save every result but the attention core's: how many units?* Fewer than
+# keep-all?
 
 
 # %%
@@ -468,4 +459,4 @@ ledger.plot()
 #
 # ## Next
 #
-# Blocks one by one are one way to cut a model. Notebook 04 cuts it into chunks, and asks how many.
+# [04 DeepSpeed chunks](04_deepspeed_chunks.ipynb): cut a model into chunks. How many?

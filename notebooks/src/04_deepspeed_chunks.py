@@ -85,6 +85,7 @@ chunks_of_twelve = None  # your number
 # <solution>
 chunks_of_twelve = 12
 # </exercise>
+print(ledger.check(questions.best_of_twelve(here), chunks_of_twelve, questions.chunks_of_twelve(here)))
 measured = {n: metered(ms.Chunked(n)).peak_bytes - stays for n in some}
 unit, block, W = shape.checkpoint_bytes, formulas.block_saved_bytes(shape), formulas.working_set_bytes(shape)
 for n in (n for n in some if here.n_layers % n == 0):
@@ -94,7 +95,6 @@ for n in (n for n in some if here.n_layers % n == 0):
 print(f"with unequal chunks too, the largest difference is {max(abs(measured[n] - predicted[n]) for n in some)} bytes")
 root, best = round(math.sqrt(here.n_layers)), min(reversed(predicted), key=predicted.get)
 print(f"lowest peak: {best} chunks; the root of L says {root}")
-print(ledger.check(questions.best_of_twelve(here), chunks_of_twelve, questions.chunks_of_twelve(here)))
 marks = {root: "root of L", best: "lowest"}
 ms.plots.bytes_against("number of chunks", {"peak": predicted}, {"peak": measured}, marks, what="peak bytes")
 

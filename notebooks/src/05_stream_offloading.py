@@ -249,13 +249,13 @@ tokens_on_an_a100 = None  # your number
 # <solution>
 tokens_on_an_a100 = (34 * 6326 - 24 * 4096) / 2
 # </exercise>
+print(ledger.check(questions.everything_hides(), tokens_on_an_a100, questions.tokens_to_hide()))
 rows = {}
 for one in (devices.T4, devices.A100, devices.H100):
     rows[one.name] = {"F/B": f"{one.flops / one.copy_out:,.0f}"}
     for what, gamma in {"block inputs": 2, "GPT, everything": 34, "Llama-2-7B, everything": 45.5}.items():
         first = formulas.hiding_seq_len(4096, gamma, one.flops, one.copy_out)
         rows[one.name][what] = f"from {first:,} tokens" if first else "always"
-print(ledger.check(questions.everything_hides(), tokens_on_an_a100, questions.tokens_to_hide()))
 pd.DataFrame(rows).T
 
 # %%

@@ -66,12 +66,13 @@ asked = {
     "Llama-2-7B, checkpoints": ("llama-2-7b", ms.FullCheckpoint()),
     "Llama-3-8B, checkpoints away": ("llama-3-8b", ms.Offload(ms.FullCheckpoint())),
 }
-big = {}
-for name, (size, strategy) in asked.items():
-    one = ms.estimate(lambda size=size: ms.llama(size), 1, 131_072, strategy, "bfloat16", optimizer=None)
-    print(f"{name}: {human_bytes(one.peak_bytes)} in {one.peak_at}; away: {human_bytes(one.host_peak_bytes)}")
-    big[name] = one
+big = {
+    name: ms.estimate(lambda size=size: ms.llama(size), 1, 131_072, strategy, "bfloat16", optimizer=None)
+    for name, (size, strategy) in asked.items()
+}
 print(ledger.check(questions.llama_saves(), gibibytes, big["Llama-2-7B, keep all"].saved_bytes / 2**30))
+for name, one in big.items():
+    print(f"{name}: {human_bytes(one.peak_bytes)} in {one.peak_at}; away: {human_bytes(one.host_peak_bytes)}")
 ms.plots.bytes_by_category({name: one.at_peak for name, one in big.items()})
 
 # %%

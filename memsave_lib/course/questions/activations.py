@@ -27,8 +27,8 @@ def block_saves() -> Question:
             "You are two too high. Perhaps you counted the two additions: they keep nothing.": 18,
             "That is Hugging Face's GPT-2: it writes GELU as single operations, which keep twelve more; here it is "
             "one operation.": 28,
-            "That is the 24 of Korthikanti's sbh(10 + 24/t): bytes, at 2 an element, which tensor parallelism "
-            "divides.": 24,
+            "Those are bytes: papers count 34sbh a block at 2 bytes an element with dropout, of which 24 are what "
+            "several GPUs may share. Count tensors, in hidden states.": 24,
             "You counted bytes at 2 an element. The question is about hidden states, whatever their type.": 32,
             "That is Korthikanti's 34sbh: bytes at 2 an element, with 2sbh for masks of dropout. Take these away and "
             "halve the rest.": 34,

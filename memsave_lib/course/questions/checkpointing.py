@@ -28,6 +28,8 @@ def flops_ratio(here: Setup) -> Question:
         "You leave out one of four matrix products as if they were equal. The down-projection has 8h² of 24h².": (
             1 + 0.75 * forward / step
         ),
+        "This is one forward of three, as if it ran to its end, and it comes on top; asked is the whole step, relative "
+        "to one that keeps all.": forward / step,
         "This is the price relative to backward. A step has a forward, too: three forwards together.": (
             1 + forward / (step - forward)
         ),
@@ -59,6 +61,11 @@ def moving_tokens(here: Setup) -> Question:
         "You count parameters as well. They are there with either strategy, from the start.": 1.5 * hidden,
         "This is the number in units of h: multiply it by the width.": 0.75,
         "There is an h too many: 12h² divided by 16h leaves one.": 0.75 * hidden**2,
+        "The 4 bytes of an element stand on the side of the activations alone: they are on both, and cancel.": (
+            0.1875 * hidden
+        ),
+        "The 4 bytes of an element stand on the side of the gradients alone: they are on both, and cancel.": 3.0
+        * hidden,
     }
     if batch > 1:
         mistakes |= {
