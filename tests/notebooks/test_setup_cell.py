@@ -25,16 +25,16 @@ pytestmark = pytest.mark.notebooks
 LOOK = """import json, sys
 import ipywidgets, memsave_lib
 from memsave_lib.course import texts
-print(json.dumps({"library": memsave_lib.__file__, "data": texts.BOOKS_FILE.exists(), "widgets": ipywidgets.__version__,
+print(json.dumps({"file": memsave_lib.__file__, "data": texts.BOOKS_FILE.exists(), "widgets": ipywidgets.__version__,
                   "path": sys.path}))"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the setup cell said, and where the library was found after it."""
+    """What the setup cell said, and where the course was found after it."""
 
     said: str
-    library: Path
+    course: Path
     data: bool
     widgets: str
     path: list[str]
@@ -57,7 +57,7 @@ def begin(colab: ColabKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         *_, setup, look = notebook.cells
         assert [output.name for output in setup.outputs] == ["stdout"], setup.outputs
         seen = json.loads(look.outputs[0].text)
-        return Found(setup.outputs[0].text, Path(seen.pop("library")).parents[1], **seen)
+        return Found(setup.outputs[0].text, Path(seen.pop("file")).parents[1], **seen)
 
     return run
 
@@ -86,7 +86,7 @@ def content(tmp_path: Path) -> Path:
 def test_an_installed_library_is_used_and_nothing_is_fetched(begin: Begin, tmp_path: Path) -> None:
     folder = content(tmp_path)
     found = begin(folder, repository="nobody/nothing", installed=True)
-    assert found.library == Path(memsave_lib.__file__).parents[1]
+    assert found.course == Path(memsave_lib.__file__).parents[1]
     assert list(folder.iterdir()) == []
     assert "WARN device" in found.said, "a kernel as on Colab, without a GPU"
     assert "Runtime > Change runtime type > T4 GPU" in found.said
@@ -97,7 +97,7 @@ def test_an_installed_library_is_used_and_nothing_is_fetched(begin: Begin, tmp_p
 def test_a_checkout_needs_no_installation(begin: Begin, tmp_path: Path, place: str) -> None:
     course = checkout(tmp_path / "course")
     found = begin(course / place)
-    assert (found.library, found.data, found.widgets) == (course, True, "7.7.1")
+    assert (found.course, found.data, found.widgets) == (course, True, "7.7.1")
 
 
 def test_an_uploaded_zip_is_unpacked_once_and_other_zips_are_left_alone(begin: Begin, tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_an_uploaded_zip_is_unpacked_once_and_other_zips_are_left_alone(begin: B
         archive.writestr("beach.txt", "sand")
     course = folder / "course" / "course-main"
     found = begin(folder, times=2)
-    assert (found.library, found.data, found.path.count(str(course))) == (course, True, 1)
+    assert (found.course, found.data, found.path.count(str(course))) == (course, True, 1)
     assert sorted(path.name for path in folder.iterdir()) == ["course", "course.zip", "holiday.zip"]
     assert sorted(path.name for path in course.iterdir()) == ["data", "memsave_lib", "notebooks"]
     edited = course / "data" / "books.json"
     edited.write_text("{}")
-    assert begin(folder).library == course, "in a kernel that has just been started"
+    assert begin(folder).course == course, "in a kernel that has just been started"
     assert edited.read_text() == "{}"
 
 
@@ -130,7 +130,7 @@ def test_the_course_is_cloned_from_its_address(begin: Begin, tmp_path: Path, mon
         subprocess.run([*git, *command], check=True)
     published(source, monkeypatch)
     folder = content(tmp_path)
-    assert begin(folder, repository="ada/course").library == folder / "course"
+    assert begin(folder, repository="ada/course").course == folder / "course"
 
 
 @pytest.mark.parametrize("repository", ["", "ada/course"])
