@@ -32,7 +32,7 @@ PACKAGES = (
     "tqdm",
     "memsave_lib",
 )
-HOW_TO_INSTALL = "In the folder of the course run: make .venv/installed (Windows and others: see README.md)."
+HOW_TO_INSTALL = "In the folder of the course run: make check (Windows and others: see README.md)."
 
 LAYERS, HIDDEN, HEADS, BATCH, SEQ_LEN, VOCABULARY = 2, 64, 1, 2, 128, 1024
 

@@ -20,7 +20,7 @@ import jupytext
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE / "guide.md"
 SOURCES = HERE.parent / "notebooks" / "src"
-#: As in tests/notebooks/rules.py; a test compares them.
+#: The line at the head of each exercise, which the rules for notebooks demand.
 EXERCISE_LINE = re.compile(
     r"^# Exercise: difficulty [123] of 3, (?P<minutes>\d+) minutes\. For: (?P<purpose>.+)\.$", re.MULTILINE
 )

@@ -10,6 +10,7 @@ import matplotlib
 import pytest
 import torch
 
+from build import ROOT, Course
 from memsave_lib.course import env
 from memsave_lib.plots.drawing import SERIES
 
@@ -269,6 +270,17 @@ def test_seq_len_is_halved_until_the_heaviest_step_fits() -> None:
 def test_where_nothing_fits_the_smallest_seq_len_is_tried_all_the_same() -> None:
     assert env.setup(**LEGAL, device="cpu", free_bytes=0).seq_len == env.SMALLEST_SEQ_LEN
     assert env.setup(**{**LEGAL, "seq_len": 9}, device="cpu", free_bytes=0).seq_len == 8
+
+
+@pytest.mark.parametrize("name", Course(ROOT).names())
+def test_no_notebook_has_a_heavier_step_than_the_defaults(name: str) -> None:
+    cells = Course(ROOT).generate(name, "student").cells
+    (cell,) = (cell for cell in cells if "parameters" in cell.metadata.get("tags", []))
+    parameters: dict[str, object] = {}
+    exec(cell.source, {}, parameters)
+    needed = env.setup(**parameters, free_bytes=2**62).needed_bytes
+    assert needed <= env.DEFAULTS.needed_bytes
+    assert needed == env.DEFAULTS.needed_bytes or not name.startswith("01")
 
 
 def test_the_defaults_fit_the_memory_that_the_course_asks_for() -> None:

@@ -18,8 +18,10 @@ from memsave_lib.course.verdicts import (
     NOT_FINISHED,
     NOT_TRIED,
     Verdict,
+    all_equal,
     answered,
     explain_gaps,
+    first_gap,
     no_count,
     right,
     shown,
@@ -33,8 +35,10 @@ __all__ = [
     "NOT_FINISHED",
     "NOT_TRIED",
     "Verdict",
+    "all_equal",
     "answered",
     "explain_gaps",
+    "first_gap",
     "no_count",
     "right",
     "shown",
@@ -176,11 +180,7 @@ def check_saved_bytes(function: Callable[[int, int, int, int, int], int], here: 
     )
     if reason := explain_gaps(gaps, always, low, high):
         return wrong(reason)
-    number = next(number for number, gap in enumerate(gaps) if gap)
-    return wrong(
-        f"For {cases[number]} you get {given[number]:,} bytes and PyTorch saves {wanted[number]:,}: "
-        f"you are {'low' if gaps[number] > 0 else 'high'} by {abs(gaps[number]):,}."
-    )
+    return wrong(first_gap(cases, given, wanted, "PyTorch saves {:,}"))
 
 
 def _scaled(cases: Sequence[StackCase]) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
+from memsave_lib.course.checks import Verdict, all_equal, answered, right, shown, wrong
 from memsave_lib.course.env import Setup
 from memsave_lib.course.silent_cases import silent_cases
 from memsave_lib.formulas import BlockShape, block_saved_bytes, stack_saved_bytes
@@ -183,7 +183,7 @@ def _fault_in_chunks(function: RunChunks, stack: BlockStack, x: Tensor, chunks: 
     found = [[parameter.grad for parameter in block.parameters()] for block in blocks]
     stack.zero_grad()
     again = order[len(blocks) :]
-    bad = [i for i, pair in enumerate(zip(found, wanted, strict=True)) if not _all_equal(*pair)]
+    bad = [i for i, pair in enumerate(zip(found, wanted, strict=True)) if not all_equal(*pair)]
     if bad:
         late = max((again.count(i) for i in range(len(blocks))), default=0) > 1
         why = "does a lambda look up the loop variable too late?" if late else "is a part cut off from autograd?"
@@ -225,10 +225,6 @@ def _fault_in_sizes(again: list[int], n_blocks: int, chunks: int, saved: int) ->
         bytes_saved = f"{human_bytes(saved)} are saved instead of {human_bytes(expected)}"
         return f"equal gradients, but {bytes_saved}, one input a chunk."
     return None
-
-
-def _all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor]) -> bool:
-    return all(one is not None and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from memsave_lib.course.checks import all_equal
 from memsave_lib.meter import MemoryMeter
 
 SEED = 1
@@ -29,8 +30,7 @@ class Outcome:
 
     def equals(self, other: Outcome) -> bool:
         """Whether all gradients are there and bit-equal."""
-        pairs = zip(self.gradients, other.gradients, strict=True)
-        return all(one is not None and two is not None and torch.equal(one, two) for one, two in pairs)
+        return all_equal(self.gradients, other.gradients)
 
 
 def outcome(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> Outcome:

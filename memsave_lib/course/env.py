@@ -86,7 +86,7 @@ class Setup:
         )
 
 
-#: The parameters with which the notebooks are committed.
+#: Parameters of notebook 01, and of most others; in none is the heaviest step heavier (a test compares).
 DEFAULTS = Setup(
     seq_len=512, checkpoint_every=2, n_layers=6, hidden=256, batch_size=2, steps=2, device=torch.device("cpu")
 )

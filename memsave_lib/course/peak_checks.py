@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memsave_lib.course.checks import Verdict, answered, explain_gaps, no_count, right, wrong
+from memsave_lib.course.checks import Verdict, answered, explain_gaps, first_gap, no_count, right, wrong
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, block_saved_bytes, stack_parameter_bytes, stack_peak_bytes
 from memsave_lib.strategies import FullCheckpoint
@@ -78,12 +78,7 @@ def _about_gaps(cases: Sequence[PeakCase], given: Sequence[int], wanted: Sequenc
     gaps = [int(want - got) for want, got in zip(wanted, given, strict=True)]
     if reason := explain_gaps(gaps, {name: [size(case) for case in cases] for name, size in _TERMS.items()}):
         return reason
-    number = next(number for number, gap in enumerate(gaps) if gap)
-    way = "low" if gaps[number] > 0 else "high"
-    return (
-        f"For {cases[number]} you get {given[number]:,} bytes, and {wanted[number]:,} are alive: you are {way} by "
-        f"{abs(gaps[number]):,}."
-    )
+    return first_gap(cases, given, wanted, "{:,} are alive")
 
 
 _MISTAKES: Mapping[str, Callable[[PeakCase], int]] = {

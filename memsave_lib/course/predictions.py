@@ -105,7 +105,7 @@ class Ledger:
         return verdict
 
     def __str__(self) -> str:
-        """A table: question, first prediction, newest one where it is another, what was found, error of the newest."""
+        """A table: question, first prediction, newest one, what was found, by how much the newest is off."""
         if not self.entries:
             return "No prediction has been asked for yet: run the cells above."
         names = max(len(entry.name) for entry in self.entries.values())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import Verdict, answered, right, shown, wrong
+from memsave_lib.course.checks import Verdict, all_equal, answered, right, shown, wrong
 from memsave_lib.course.dice_mistakes import GRADIENT_MISTAKES, OUTPUT_MISTAKES, Function
 from memsave_lib.course.env import Setup
 from memsave_lib.meter import MemoryMeter
@@ -122,10 +122,10 @@ def _judge_dice(
         return wrong("Your wrapper left a block in eval mode, without dropout: the dice must fall again.")
     if not torch.equal(found.output, expected.output):
         return wrong(f"The output differs from the plain block's: {_why_output_differs(stack, x, found)}")
-    if not _all_equal(found.gradients, expected.gradients):
+    if not all_equal(found.gradients, expected.gradients):
         for reason, mistake in GRADIENT_MISTAKES.items():
             known = _dice_outcome(stack, _under_checkpoint(mistake(), stack), x)
-            if _all_equal(found.gradients, known.gradients):
+            if all_equal(found.gradients, known.gradients):
                 return wrong(f"Equal output, but the gradients differ: {reason}")
         return wrong("Equal output, but the gradients differ: the later call does not compute what the first one did.")
     if not torch.equal(found.random_state, expected.random_state):
@@ -171,14 +171,6 @@ def _other_dice(wrapper: Callable[[nn.Module], Function], block: nn.Module, x: T
         if not torch.equal(function(x).detach(), first):
             return number
     return None
-
-
-def _all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
-    """A missing gradient is equal to none."""
-    return all(
-        one is not None and other is not None and torch.equal(one, other)
-        for one, other in zip(found, expected, strict=True)
-    )
 
 
 def _under_checkpoint(wrapper: Callable[[nn.Module], Function], stack: BlockStack) -> list[Function]:

@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from memsave_lib.course.checks import NOT_FINISHED, NOT_TRIED, Verdict, right, shown, untouched_error, wrong
+from memsave_lib.course.checks import NOT_FINISHED, NOT_TRIED, Verdict, all_equal, right, shown, untouched_error, wrong
 from memsave_lib.course.env import Setup
 from memsave_lib.formulas import BlockShape, stack_saved_bytes
 from memsave_lib.meter import MemoryMeter
@@ -99,16 +99,12 @@ def _fault(
             handle.remove()
     gradients = [[parameter.grad for parameter in block.parameters()] for block in stack.blocks]
     stack.zero_grad()
-    bad = [i for i, pair in enumerate(zip(gradients, expected_gradients, strict=True)) if not _all_equal(*pair)]
+    bad = [i for i, pair in enumerate(zip(gradients, expected_gradients, strict=True)) if not all_equal(*pair)]
     if bad:
         return f"equal output, but the gradients of {_names(bad)} differ: {_why_gradients_differ(bad, runs)}"
     return _fault_in_blocks(meaning, [i for i, times in enumerate(runs) if times > 1], runs, n) or _fault_in_bytes(
         meaning, len(runs), n, meter.trace.saved_bytes
     )
-
-
-def _all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor]) -> bool:
-    return all(one is not None and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def _why_gradients_differ(bad: Sequence[int], runs: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec
 
+import torch
 from torch import Tensor
 
 P = ParamSpec("P")
@@ -134,6 +135,19 @@ def no_count(values: Iterable[object]) -> str | None:
             return f"{said}: use int(), which makes a Python number of it."
         return f"{said}."
     return None
+
+
+def all_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> bool:
+    """Whether gradients are bit-equal, one by one; a missing one is equal to none."""
+    pairs = zip(found, expected, strict=True)
+    return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
+
+
+def first_gap(cases: Sequence[object], given: Sequence[int], wanted: Sequence[int], truth: str) -> str:
+    """By how much the first number that is wrong is wrong. ``truth`` says what is right: "PyTorch saves {:,}", say."""
+    case, got, want = next(three for three in zip(cases, given, wanted, strict=True) if three[1] != three[2])
+    way = "low" if got < want else "high"
+    return f"For {case} you get {got:,} bytes, and {truth.format(want)}: you are {way} by {abs(want - got):,}."
 
 
 def explain_gaps(

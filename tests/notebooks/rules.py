@@ -11,6 +11,7 @@ from nbformat import NotebookNode
 
 from build import METADATA, TAGS, Cut
 from run import PARAMETERS
+from teaching.minutes import EXERCISE_LINE
 
 CELLS = range(20, 36)
 WORDS = range(600, 1201)
@@ -20,9 +21,6 @@ UNCOMPARED = {"nbval-ignore-output", "nbval-skip"}
 TELLING_LENGTH = 16
 
 EXERCISES = range(3, 6)
-EXERCISE_LINE = re.compile(
-    r"^# Exercise: difficulty [123] of 3, (?P<minutes>\d+) minutes\. For: (?P<purpose>.+)\.$", re.MULTILINE
-)
 MINUTES = re.compile(r"\*\*After these (\d+) minutes, and (\d+) of exercises, you can\*\*")
 
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
