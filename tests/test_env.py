@@ -327,6 +327,13 @@ def test_the_first_cell_says_which_sizes_fit(machine: env.Machine, sizes: str) -
     assert str(report).startswith(str(report.lines[0]))
 
 
+def test_the_first_cell_promises_no_more_than_it_looked_at() -> None:
+    (*_, verdict) = str(env.judge_beginning(GOOD)).splitlines()
+    assert verdict == "Device and sizes are fine. Notebook 00 looks at the rest of the machine."
+    (*_, verdict) = str(env.judge_beginning(replace(GOOD, gpu=replace(T4, free_bytes=1)))).splitlines()
+    assert "to look at: the arrow" in verdict
+
+
 def test_the_first_cell_on_colab_says_how_to_get_a_gpu_and_on_a_t4_which_half() -> None:
     (without, _sizes) = env.judge_beginning(replace(GOOD, colab=True)).lines
     assert without.advice == "Runtime > Change runtime type > T4 GPU, then run this again"

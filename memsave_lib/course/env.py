@@ -227,9 +227,10 @@ class Line:
 
 @dataclass(frozen=True)
 class EnvironmentReport:
-    """What ``check_environment`` found; print it."""
+    """What ``check_environment`` or ``begin`` found; print it. ``ready`` is the verdict where every line is OK."""
 
     lines: tuple[Line, ...]
+    ready: str = "This machine is ready for the course."
 
     @property
     def warnings(self) -> tuple[Line, ...]:
@@ -238,7 +239,7 @@ class EnvironmentReport:
     def __str__(self) -> str:
         count = len(self.warnings)
         verdict = {
-            0: "This machine is ready for the course.",
+            0: self.ready,
             1: "One line to look at: the arrow says what to do.",
         }.get(count, f"{count} lines to look at: the arrows say what to do.")
         return "\n".join(map(str, self.lines)) + "\n" + verdict
@@ -256,7 +257,8 @@ def begin() -> EnvironmentReport:
 
 def judge_beginning(machine: Machine) -> EnvironmentReport:
     """The lines of ``begin``, from facts alone."""
-    return EnvironmentReport((*_judge_device(machine), _judge_sizes(machine)))
+    ready = "Device and sizes are fine. Notebook 00 looks at the rest of the machine."
+    return EnvironmentReport((*_judge_device(machine), _judge_sizes(machine)), ready)
 
 
 def look_at_machine() -> Machine:
