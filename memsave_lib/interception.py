@@ -3,6 +3,9 @@
 An intercepted object gets a subclass of its own class, with the same name and a few members overridden, and nothing
 else: no wrapper module, no hook, no instance attribute. Its ``state_dict`` keys, ``isinstance`` checks and module names
 stay as they are, and a copy or a pickle made meanwhile is of the original class.
+
+PyTorch's ``fully_shard`` does the same. Where it comes second, its class stands on ours; on release ours stays
+in between, empty.
 """
 
 from __future__ import annotations
@@ -31,21 +34,28 @@ def intercept(instance: object, members: Mapping[str, object]) -> None:
 
 
 def release(instance: object) -> None:
-    """Give an intercepted object its own class back."""
-    kind = type(instance)
-    instance.__class__ = original_class(instance)
+    """Give an intercepted object the behavior of its own class back."""
+    kind = _class_of_ours(instance)
+    if kind is type(instance):
+        instance.__class__ = vars(kind)[_MARK]
     # A class lives until the garbage collector comes by; its members must not hold a model alive till then.
-    for name in vars(kind)[_MEMBERS]:
+    for name in (*vars(kind)[_MEMBERS], "__reduce_ex__", _MARK):
         delattr(kind, name)
 
 
 def is_intercepted(instance: object) -> bool:
-    return _MARK in vars(type(instance))
+    return _class_of_ours(instance) is not None
 
 
 def original_class(instance: object) -> type:
     """The class that an object had before it was intercepted; its class, if it is not."""
-    return vars(type(instance)).get(_MARK, type(instance))
+    kind = _class_of_ours(instance)
+    return type(instance) if kind is None else vars(kind)[_MARK]
+
+
+def _class_of_ours(instance: object) -> type | None:
+    """What :func:`intercept` made for the object: its class, or one below, where somebody else has come later."""
+    return next((kind for kind in type(instance).__mro__ if _MARK in vars(kind)), None)
 
 
 def _reduce_as(original: type) -> Callable[[Any, int], tuple]:

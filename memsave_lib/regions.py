@@ -84,8 +84,13 @@ class Region:
             return
         for now, noted in zip(self.weights(), self.read, strict=True):
             weight, version = noted or (now, _version(now))
-            if now is not weight or _version(now) != version:
-                how = "modified by an inplace operation" if now is weight else "replaced"
+            if now is not weight and not _are_shared_out(now, weight):
+                how = "replaced"
+            elif _version(weight) != version:
+                how = "modified by an inplace operation"
+            else:
+                how = ""
+            if how:
                 raise RuntimeError(
                     f"one of the weights needed to recompute a block has been {how} since forward: {list(now.shape)} "
                     f"of {now.dtype}; run backward before the optimizer step, and inside torch.func.functional_call"
@@ -122,6 +127,11 @@ def run_region(
 def tensors_of(block: nn.Module) -> Iterator[Tensor]:
     yield from block.parameters()
     yield from block.buffers()
+
+
+def _are_shared_out(*weights: Tensor) -> bool:
+    """Whether FSDP2 exchanges a rank's part of a weight for the gathered whole, and back: one stands for the other."""
+    return any(map(_compat.is_sharded, weights))
 
 
 def _version(tensor: Tensor) -> int:

@@ -155,3 +155,49 @@ def test_a_released_class_lets_go_of_its_members():
         assert alive() is None
     finally:
         gc.enable()
+
+
+class Later:
+    """What FSDP2's fully_shard puts on top of an object's class."""
+
+    def who(self):
+        return f"later, {super().who()}"
+
+
+def put_on_top(one):
+    one.__class__ = type(f"Later{type(one).__name__}", (Later, type(one)), {})
+
+
+@every_kind
+def test_another_class_on_top_stays_there(kind):
+    one = kind(3)
+    intercept(one, MEMBERS)
+    put_on_top(one)
+    assert (one(10), one.who()) == (26, "later, intercepted")
+    assert is_intercepted(one) and original_class(one) is kind
+    on_top = type(one)
+    release(one)
+    assert (one(10), one.who(), type(one)) == (13, "later, plain", on_top)
+    assert not is_intercepted(one) and original_class(one) is on_top
+
+
+def test_an_object_with_another_class_on_top_can_be_intercepted_again():
+    one = Plain(3)
+    intercept(one, MEMBERS)
+    put_on_top(one)
+    release(one)
+    on_top = type(one)
+    intercept(one, MEMBERS)
+    assert (one(10), one.who(), original_class(one)) == (26, "intercepted", on_top)
+    release(one)
+    assert (one(10), one.who(), type(one)) == (13, "later, plain", on_top)
+
+
+def test_a_class_below_holds_nothing_alive_when_it_is_released():
+    one, held = Plain(3), Plain()
+    gone = weakref.ref(held)
+    intercept(one, {"who": lambda self, held=held: "intercepted"})
+    put_on_top(one)
+    del held
+    release(one)
+    assert gone() is None

@@ -21,6 +21,7 @@ from memsave_lib._compat.compiler import (
     compile_under_budgets,
     load_checkpointing,
 )
+from memsave_lib._compat.distributed import is_sharded
 from memsave_lib._compat.fake_tensors import (
     FAKE_TENSORS_HAVE_NO_VALUES,
     FAKE_TENSORS_REFUSE,
@@ -74,6 +75,7 @@ __all__ = [
     "is_compiled",
     "is_fake",
     "is_mutable",
+    "is_sharded",
     "labels_per_sequence",
     "load_checkpointing",
     "masks_are_uncertain",
