@@ -85,7 +85,8 @@ def test_bytes_and_counts_are_those_of_the_closed_form(outcomes: dict[Run, list[
         found = asdict(outcome)
         assert {field: found[field] - number for field, number in wanted.items()} == dict.fromkeys(wanted, 0)
         if run.wrapper == "DDP":
-            assert list(outcome.collectives) == ["all-reduce"]
+            assert outcome.collectives["all-reduce"] >= 1
+            assert set(outcome.collectives) <= {"all-reduce", "broadcast_"}  # of buffers, where a model has some
         else:
             assert outcome.collectives == collectives
 
