@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
 
@@ -79,16 +79,15 @@ def test_gradients_are_those_of_plain_training_bit_by_bit(outcomes: dict[Run, li
 
 @every_run
 def test_bytes_and_counts_are_those_of_the_closed_form(outcomes: dict[Run, list[Outcome]], run: Run) -> None:
-    wanted = asdict(ranks.expected(run, JOB))
-    collectives = {"all-gather": wanted.pop("all_gathers"), "reduce-scatter": wanted.pop("reduce_scatters")}
+    wanted = ranks.expected(run, JOB)
     for outcome in outcomes[run]:
-        found = asdict(outcome)
-        assert {field: found[field] - number for field, number in wanted.items()} == dict.fromkeys(wanted, 0)
+        found = {field.name: getattr(outcome, field.name) for field in fields(wanted)}
+        assert {name: found[name] - number for name, number in asdict(wanted).items()} == dict.fromkeys(found, 0)
         if run.wrapper == "DDP":
             assert outcome.collectives["all-reduce"] >= 1
             assert set(outcome.collectives) <= {"all-reduce", "broadcast_"}  # of buffers, where a model has some
         else:
-            assert outcome.collectives == collectives
+            assert set(outcome.collectives) == {"all-gather", "reduce-scatter"}
 
 
 def test_the_forecast_of_a_small_job_on_paper() -> None:

@@ -131,6 +131,14 @@ class Outcome:
     equals_one_process: bool
     off_whole_batch: float
 
+    @property
+    def all_gathers(self) -> int:
+        return self.collectives.get("all-gather", 0)
+
+    @property
+    def reduce_scatters(self) -> int:
+        return self.collectives.get("reduce-scatter", 0)
+
 
 @dataclass(frozen=True)
 class Partitioning:
